@@ -67,7 +67,7 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
             for suspect in ordered:
                 failure = failure_of(suspect)
                 is_soon = failure.at - earliest.at < HEAD_START
-                # What native code may do when its peer is gone, it may also do as the first.
+                # Native code may do so when its peer is gone, and also as the first.
                 may_be_late = says_so and (died_alone is not _killed or failure.seen_dying)
                 if died_alone(failure) and (is_soon or may_be_late):
                     return [suspect, *(each for each in ordered if each is not suspect)]

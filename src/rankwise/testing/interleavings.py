@@ -9,10 +9,10 @@ for each.
 Two schedules that lead to the same state are followed once. The state is the shared words, who
 sleeps, and for each program what it has been answered so far, which decides all that it will do.
 
-What is found: a state in which programs are left and all of them sleep (a lost wake-up, or a wait
-that never ends), an exception that escapes a program, and what `check` says about an end. All
-come with the schedule that leads there. A sleep never times out here: a program that relies on a
-time-out is found asleep.
+It finds: a state in which programs are left and all of them sleep (a lost wake-up, or a wait that
+never ends), an exception that escapes a program, and what `check` says about an end. All come with
+the schedule that leads there. A sleep never times out here: a program that relies on a time-out is
+found asleep.
 
 Memory is sequentially consistent here; real machines are not, and their fences are argued for in
 the text of the modules.

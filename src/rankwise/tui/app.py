@@ -2,7 +2,8 @@
 
 The app's own thread draws; a thread that comes and goes looks, and the next look is due when this
 one has been shown, later where looks are slow: nine tenths of the time nothing is asked. One more
-thread for each run waits for its agent's last words. What a panel shows when they have come stays.
+thread for each run waits for its agent's last words. A panel keeps what it shows when they have
+come.
 """
 
 import threading

@@ -171,7 +171,7 @@ class CommHandle:
     def within(cls, region: WindowRegion, rank: int, timeout: float = DEFAULT_TIMEOUT_S) -> Self:
         """The communicator of ranks whose windows exist already; the region stays the caller's.
 
-        `alloc_windows` then hands out what is there. Who made the region watches the ranks.
+        `alloc_windows` then hands out what is there. The maker of the region watches the ranks.
         """
         patience = patience_from_seconds(timeout, "timeout")
         handle = cls(rank, region.rank_count, timeout=patience)

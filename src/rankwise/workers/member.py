@@ -8,8 +8,8 @@
     m.barrier(timeout=5)                        # and every operation of rankwise.collectives
 
 One-sided operations need nothing from the peer: `put` and `get` are copies by this rank alone.
-What makes them safe is order: a rank that has seen a signal, or has left a barrier, sees everything
-that was put before it. Nothing else orders accesses to a window.
+Order makes them safe: a rank that has seen a signal, or has left a barrier, sees everything that
+was put before it. Nothing else orders accesses to a window.
 
 A wait ends. It returns when the signal is as wanted; raises `PeerDied` when a rank of the domain
 has died (unless it had left before) or all others have left; raises `CollectiveTimeout` at its

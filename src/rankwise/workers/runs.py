@@ -181,7 +181,7 @@ class Runs:
         try:
             drained, another = tree.engine.abandon_run(grace, kill_patience)
         except BaseException:  # noqa: BLE001  # the interrupt goes on instead
-            # What the children still do is unknown.
+            # The state of the children is unknown.
             tree.give_up()
         else:
             self.failures = tuple(TaskFailure.of(one, tree) for one in drained.unfinished)

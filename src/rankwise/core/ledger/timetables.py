@@ -8,9 +8,9 @@ clock. The leader, which has asked, moves all to its own clock, and sums up as o
 (`lateness.py`, `sampled.py`).
 
 - *Clocks.* The leader knows when it sent the question and when it got the answer; the node adds how
-long it took. So the answer was given between two known instants; the middle is taken, and half
-  of what lies between is the node's *error*. What a rank comes later than one of another node
-  counts only as far as it is more than both errors.
+  long it took. So the answer was given between two known instants; the middle is taken, and half of
+  what lies between is the node's *error*. The delay of a rank against one of another node counts
+  only as far as it is more than both errors.
 - The timetables are a sample of the end of the run, taken for the whole of it; the share is told.
 - A group whose members are not all known is not judged.
 """

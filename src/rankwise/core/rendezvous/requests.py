@@ -196,7 +196,7 @@ class SharedKeys:
     def lives(self, changes: tuple[Change, ...]) -> list[tuple[Change, ...]]:
         """Changes in parts, each of one run's: another begins where the charter is written.
 
-        Who was slow is told both at once, and must not miss how the first has ended.
+        A slow node is told both at once, and must not miss how the first has ended.
         """
         starts = [each.revision for each in changes if each.key == self._keys.charter]
         parts: list[list[Change]] = [[]]

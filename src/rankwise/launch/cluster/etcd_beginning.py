@@ -12,8 +12,8 @@ which answer without a quorum too:
 - *neither of the two can be reached, or one does not answer*: it waits. To found a cluster needs
   one of them as well.
 
-What remains: a member that comes back while both others are not running, though their machines are,
-founds the cluster again together with the first that comes back with its data.
+One case remains: a member that comes back while both others are not running, though their machines
+are, founds the cluster again together with the first that comes back with its data.
 """
 
 import http.client

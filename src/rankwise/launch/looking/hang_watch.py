@@ -1,8 +1,8 @@
 """Looks at what the ranks of this node do: rarely for `--hang-timeout`, at once for `rankwise why`.
 
-What counts as progress is decided in `rankwise.core.gang.progress`, and when to look next; here is
-what a look reads: the kernel's counts of the ranks' processes, the words that ranks write
-into their segment, and their call records.
+`rankwise.core.gang.progress` decides what is progress, and when to look next; here is what a look
+reads: the kernel's counts of the ranks' processes, the words that ranks write into their segment,
+and their call records.
 """
 
 from collections.abc import Callable, Iterable, Mapping

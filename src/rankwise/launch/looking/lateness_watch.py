@@ -143,7 +143,7 @@ class LatenessWatch:
     def see_cpu_waits(self) -> None:
         """See for how long ranks had no CPU: a rank that is late by that is not to blame.
 
-        What they wait until they make calls or have a group, as to import, counts for no rank.
+        The wait until they make calls or have a group, as to import, counts for no rank.
         """
         segment = self._planner.segment
         for local_rank, link in self._host.links.items():

@@ -85,7 +85,7 @@ def interpreters_line(reason: str) -> str:
 def server_settings(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
     """The environment of a job's automatic fork server, and the variables it must not read.
 
-    What is not watched is there as the ranks have it.
+    Modules that are not watched are there as the ranks have them.
     """
     environment = {**inherited_environment(), **job.environment}
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

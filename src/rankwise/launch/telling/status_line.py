@@ -62,7 +62,7 @@ def _write(data: bytes) -> None:
 def shown(words: Callable[[float], str], *, has_sinks: bool = False) -> Iterator[None]:
     """Show what `words` says of the seconds that have passed, if stderr can be redrawn.
 
-    What is printed meanwhile takes the line away first; simulated ranks have sinks that do so.
+    A print meanwhile takes the line away first; simulated ranks have sinks that do so.
     """
     if not can_redraw():
         yield

@@ -1,7 +1,7 @@
 """Chakra execution traces as a program: `rankwise sim run NAME.et`.
 
-Every trace is a rank, on a SIP of its own. What its nodes come after is known, so all of them are
-given to the machine at once, and ranks that would call different collectives are refused before
+Every trace is a rank, on a SIP of its own. The predecessors of its nodes are known, so all of them
+are given to the machine at once, and ranks that would call different collectives are refused before
 anything runs. Those that wait for each other in a circle are a deadlock, which names the nodes.
 
 - **Computing** takes one thing at a time, in the order in which they can begin: as long as it took

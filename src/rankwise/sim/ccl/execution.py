@@ -14,9 +14,9 @@ read what was there.
 The cost of a slot: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
 they have just been received and are still there, and cross the links to the slot, in TCM or HBM. To
 receive, they are taken out of the slot, which is free again, and stored to the HBM; to combine, the
-operand is loaded into TCM meanwhile, the math engine works, and the result is stored. What comes in
-before its operand stays in its slot. Loads, math and stores of one slot go on while the next one is
-received.
+operand is loaded into TCM meanwhile, the math engine works, and the result is stored. A slot that
+comes in before its operand stays in its slot. Loads, math and stores of one slot go on while the
+next one is received.
 """
 
 from collections import deque

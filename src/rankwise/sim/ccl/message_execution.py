@@ -396,8 +396,8 @@ class RingTiming:
     """The recurrence of the module's text; arrays by position on the ring, or of one for all.
 
     Values that depend on the size of a part are in arrays by its length: parts have two lengths at
-    most. What depends on the PEs is by device besides, where devices have faults of their own, and
-    there the slowest lane counts; else lane 0 of the first one stands for all.
+    most. Values that depend on the PEs are by device besides, where devices have faults of their
+    own, and there the slowest lane counts; else lane 0 of the first one stands for all.
 
     Equal rounds are replayed: as soon as one delays all instants equally, so do those that follow.
     """

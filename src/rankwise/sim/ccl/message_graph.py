@@ -727,8 +727,8 @@ class MessageGraph:
         wires = self._machine.sip_links(one.sip, other.sip) if is_apart else []
         uses, cap = self._uses(one.sip, other.sip, wires)
         pe = inside.pe
-        # What is sent on is still there, or loaded; what is received is stored, and if it is
-        # combined, its operand is loaded.
+        # A message that is sent on is still there, or loaded; a received one is stored, and if it
+        # is combined, its operand is loaded.
         source, target = self._looked_at(source), self._looked_at(target)
         later = [(self._resource((target, "in")), pe.port)]
         sender = [(self._resource((source, "out")), pe.port)]

@@ -40,8 +40,8 @@ does.
 takes a share of each of its links (`flow_model`). Chunks that come to such a link take as much
 longer as their share is less than the whole, and the transfer is told what they took from it.
 
-Links do not refuse: a lane alone fills the buffers in front of a full link. What is bounded (slots
-of queues between PEs) has credits, in `ipcq`.
+Links do not refuse: a lane alone fills the buffers in front of a full link. Bounded resources
+(slots of queues between PEs) have credits, in `ipcq`.
 """
 
 from collections import deque

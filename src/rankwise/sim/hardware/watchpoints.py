@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from rankwise.sim.kernel import Future
 
 _GRANULE_BYTES = 8
-"""A word of the widest type fills one granule. Who shares a granule is woken together."""
+"""A word of the widest type fills one granule. Programs that share a granule are woken together."""
 
 
 class Watchpoints:

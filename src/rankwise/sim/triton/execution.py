@@ -436,8 +436,8 @@ def leaves(tokens: tuple[Any, ...]) -> list[Any]:
 def note_math(name: str, result: Any, operands: Sequence[Any], elements: int | None = None) -> None:
     """Tell the observer of a calculation on blocks.
 
-    What concerns single numbers or addresses that follow a pattern is free: an accelerator's
-    scalar core and address generators do it on the side.
+    Work on single numbers, or on addresses that follow a pattern, is free: an accelerator's scalar
+    core and address generators do it on the side.
     """
     execution = active()
     tokens = tokens_of(operands)

@@ -151,7 +151,7 @@ class MachineLaunch:
         self._function, self._given = function, given
         everything = range(prod(self._sizes))
         self._numbers, self._pes = everything, self._env.pes
-        # What is repeated is not looked at, so that its races would be missed.
+        # A repeated launch is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
             if self._part is not None:
                 self._numbers, self._pes = _programs_of(self._part, everything, self._env.pes)

@@ -2,7 +2,7 @@
 
 A *signal* is a word of symmetric memory. It is set in simulated time: when all stores that its
 program made before are in memory, and its own bytes have gone their way. The program goes on
-meanwhile. Who waits for it looks at the word again whenever memory has changed.
+meanwhile. A waiting program looks at the word again whenever memory has changed.
 """
 
 from collections.abc import Callable, Sequence

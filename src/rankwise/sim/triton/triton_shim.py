@@ -93,8 +93,8 @@ def _no_gluon(name: str) -> Any:
     """Refuse what gluon's modules hold.
 
     Libraries import the modules beside what they use of Triton itself: those are there. As an
-    `ImportError` it reaches code that has other kernels to fall back on. Who looks through all
-    modules for a name, as `hasattr` and `pickle` do, must find an `AttributeError`, which
+    `ImportError` it reaches code that has other kernels to fall back on. Code that looks through
+    all modules for a name, as `hasattr` and `pickle` do, must find an `AttributeError`, which
     `NameNotEmulated` is.
     """
     caller = sys._getframe(1)  # noqa: SLF001  # its instruction tells the two apart

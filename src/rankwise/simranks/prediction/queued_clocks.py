@@ -294,7 +294,7 @@ class QueuedClock(RankClock):
             self.recording.note_wait(passage)
         ends_at = passage.ends_at
         if self._shared and passage.begins_at < self.lane.ends_at and not passage.is_paid:
-            # What its threads did while the lane computed, they did on the lane's processor.
+            # Its threads shared the lane's processor while the lane computed.
             passage.is_paid = True
             hidden = min(ends_at, self.lane.ends_at) - passage.begins_at
             ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)

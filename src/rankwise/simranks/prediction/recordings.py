@@ -11,8 +11,8 @@ from the first step of a recording on. So two recordings are equal if their step
 A replay takes the steps one after the other. It does what the program would have done, to the
 clock, to the memory and in the groups, but it has no tensors, and storages of its own.
 
-What depends on more than the steps refuses the recording: a message, a sleep, a value that the
-program reads, memory from before that changes its size.
+Anything that depends on more than the steps refuses the recording: a message, a sleep, a value that
+the program reads, memory from before that changes its size.
 """
 
 from collections.abc import Callable, Sequence

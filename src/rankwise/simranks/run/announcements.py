@@ -1,6 +1,6 @@
 """What the agents of simulated nodes tell the user, who sees all of them on one console.
 
-What all agents announce alike, such as the begin of a round, is said once.
+An announcement that all agents make alike, such as the begin of a round, is said once.
 """
 
 from typing import Any

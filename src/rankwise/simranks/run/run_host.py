@@ -356,7 +356,7 @@ class SimulatedRunHost:
             # A signal that the caller ignores, as nohup does, must not stop the run either.
             if signal.getsignal(number) not in (signal.SIG_IGN, None)
         }
-        # What a rank forks finds what a program does, and not what the command has made of it.
+        # A process that a rank forks finds the handlers of a program, not those of the command.
         ours = before.keys() - {*job.signals} if job.heeds_all_signals else ()
         found = {number: usual(handler) for number, handler in before.items()}
         self._world.handlers_before = found | dict.fromkeys(ours, signal.SIG_DFL)

@@ -1,9 +1,9 @@
 """Whether simulated ranks make progress while virtual time passes, or only sleep and wait.
 
 A rank that asks in a loop whether something has happened, or whose alarm rings for ever, lets time
-pass, so no deadlock stops the world. What counts as progress is the same as on real processes
+pass, so no deadlock stops the world. Progress is the same as on real processes
 (`rankwise.core.gang.progress`): a call, a step or a section, the begin or end of a rank, and to
-compute, read or write enough for the virtual time that has passed. What a look in vain costs is
+compute, read or write enough for the virtual time that has passed. The cost of a look in vain is
 the simulation's doing, and no progress.
 
 With `--hang-timeout` that much virtual time without progress is a hang, found at most a quarter of

@@ -3,19 +3,19 @@
 Theory of operation
 ===================
 
-Dynamo, AOTAutograd and inductor's passes run as they are, on fake tensors. What inductor gets is a
-graph on CPU tensors; its devices are turned into CUDA first. Inductor lowers it, and its scheduler
-fuses and orders the nodes as for a GPU. There it ends: no code is generated. A *plan* is kept of
-the scheduler's nodes: what each one reads and writes, which buffers it makes, and what is read for
-the last time.
+Dynamo, AOTAutograd and inductor's passes run as they are, on fake tensors. inductor gets a graph on
+CPU tensors; its devices are turned into CUDA first. Inductor lowers it, and its scheduler fuses and
+orders the nodes as for a GPU. There it ends: no code is generated. A *plan* is kept of the
+scheduler's nodes: what each one reads and writes, which buffers it makes, and what is read for the
+last time.
 
 A call of the graph follows the plan. It takes the time of each fused node by its bytes, and of each
 kernel of a library (matrix products, attention) by the formula of its operation. It makes the
 buffers and drops them, so that memory is that of the compiled program. Collectives in a graph are
 carried out.
 
-Graphs of equal text and inputs have one plan, whatever layer or rank they come from. What inductor
-cannot lower here runs as eager code, and the result is marked as an upper bound.
+Graphs of equal text and inputs have one plan, whatever layer or rank they come from. A graph that
+inductor cannot lower here runs as eager code, and the result is marked as an upper bound.
 """
 
 import sys

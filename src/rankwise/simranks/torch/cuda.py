@@ -3,9 +3,9 @@
 A rank with such devices has a mode in its thread that turns each `device="cuda"`, `.to("cuda:1")`
 and `.cuda()` into the CPU; tensors are copied where a real device would get a copy. They say that
 they are on the CPU, but that they are of CUDA (`is_cuda`) if it is not torch that asks, since
-programs assert it. What of `torch.cuda` scripts use is replaced: one device for each rank of the
-node, streams that do everything at once, events that tell time. Autocasting for CUDA is that of the
-CPU, to float16 if no type is given.
+programs assert it. The part of `torch.cuda` that scripts use is replaced: one device for each rank
+of the node, streams that do everything at once, events that tell time. Autocasting for CUDA is that
+of the CPU, to float16 if no type is given.
 
 Queries about memory tell what a prediction counts (`device_memory`).
 """

@@ -1,7 +1,7 @@
 """All that rankwise touches of torch's private parts, in one place.
 
 Tested with the versions in `TESTED`; with another one a run begins with a warning that says so.
-What is touched:
+These are touched:
 
 - `distributed_c10d._new_process_group_helper`: with any backend that a program names, the group
   is made with ours, which is registered by the public `Backend.register_backend(extended_api=True)`

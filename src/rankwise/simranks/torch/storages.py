@@ -173,7 +173,7 @@ def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
             count = optimizer.state.get(parameter, {}).get("step")
             if type(count) is not Tensor or count.is_meta:
                 continue
-            # What `torch.tensor` makes no operation has made.
+            # No operation makes the result of `torch.tensor`.
             held = hold(count, clock, is_on_device=False)
             if held.is_on_device:
                 held.vacate()

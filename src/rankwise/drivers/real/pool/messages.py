@@ -3,9 +3,9 @@
 The sockets keep messages apart (SOCK_SEQPACKET) and hand each to one reader. The pool keeps the
 worker's end, too: what it reads there, the worker has not taken and will not get.
 
-A message is a header, a line for each buffer, a function's pickle (perhaps) and a pickle. What is
-longer than a socket takes well lies in a memfd, whose descriptor comes first. Buffers are memfds,
-see `memory`.
+A message is a header, a line for each buffer, a function's pickle (perhaps) and a pickle. A part
+that is longer than a socket takes well lies in a memfd, whose descriptor comes first. Buffers are
+memfds, see `memory`.
 """
 
 import os

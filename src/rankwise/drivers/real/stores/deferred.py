@@ -3,8 +3,8 @@
 torch's TCPStore can only be made by waiting for its server, deep inside torch, where neither a
 signal nor a deadline of ours reaches. Whether this machine has to serve an embedded store is known
 when name servers have told. So a thread opens the store when the first call needs it; calls wait
-for that as long as a request may take, and then say that no server answers. What went wrong is
-raised by the calls; a server that was not there may be there later, so another call tries again.
+for that as long as a request may take, and then say that no server answers. The error is raised by
+the calls; a server that was not there may be there later, so another call tries again.
 """
 
 from collections.abc import Callable

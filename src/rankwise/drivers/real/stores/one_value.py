@@ -62,7 +62,7 @@ class ValueBackend(Protocol):
     ) -> tuple[bytes, Any, bool] | None:
         """Replace the value if the token is still right; None: if there was none.
 
-        What is there then, its token, and whether it was replaced; or None, which says nothing.
+        The value then, its token, and whether it was replaced; or None, which says nothing.
         """
         ...
 
@@ -197,7 +197,7 @@ class OneValueStore(Store):
         """Look, and end what leases have to end.
 
         Returns:
-            What has changed under `prefix` since `told`, up to which revision, and the longest
+            The changes under `prefix` since `told`, up to which revision, and the longest
             pause that leases allow before the next look.
         """
         with self._asking:

@@ -153,8 +153,8 @@ class SignalBoard:
         return (receiver * self._signal_count + signal) * self._row_words
 
     def _snapshot(self, row: int) -> list[int]:
-        # What ranks add only grows: a row that reads the same twice stood like that at one instant,
-        # and a sum that never was is not seen.
+        # The sums of ranks only grow: a row that reads the same twice stood like that at one
+        # instant, and a sum that never was is not seen.
         load = self._cells[row : row + self._row_words].tolist
         once = load()
         while (again := load()) != once:

@@ -540,8 +540,8 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
 def _time_of(error: BaseException) -> "tuple[int, int]":
     """Return when it was raised: now, but of one that `rankwise.recover` has held back before.
 
-    What a program dies of soon after it has destroyed torch's groups, by `finally` say, explains
-    what its peers raised meanwhile, so it counts from then on.
+    An exception soon after a program has destroyed torch's groups, by `finally` say, explains what
+    its peers raised meanwhile, so it counts from then on.
     """
     noted: tuple[int, int] | None = getattr(error, "_rankwise_raised_at", None)
     now, left_at = time.monotonic_ns(), _call_finder.left_at
@@ -1007,8 +1007,8 @@ def _write_error_file(
 ) -> None:
     """Write torch's error file, all of it or nothing.
 
-    What torch's `record` has written about this exception stays: it may say more. So does what it
-    has copied for a launcher inside this worker, whose own exception says less.
+    The text of torch's `record` about this exception stays: it may say more. So does what it has
+    copied for a launcher inside this worker, whose own exception says less.
     """
     try:
         with open(path, encoding="ascii", errors="replace") as file:

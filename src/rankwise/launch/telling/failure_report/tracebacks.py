@@ -212,8 +212,8 @@ def _normalised(text: str) -> str:
 def without_traceback(tail: list[str], traceback: str) -> list[str]:
     """The lines of stderr without the traceback that is shown anyway, even if cut at its top.
 
-    What a worker printed and what it reported may differ by our frames, so either form counts, and
-    by the rank that torch writes before each line, and by Python's suggestion, which stays.
+    The print and the report of a worker may differ by our frames, so either form counts, and by the
+    rank that torch writes before each line, and by Python's suggestion, which stays.
     """
     whole = printable_lines(traceback)
     for lines in (whole, without_boot_frames(whole)):

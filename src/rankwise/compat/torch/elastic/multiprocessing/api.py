@@ -2,7 +2,7 @@
 
 A context is a thin front of `rankwise.launch.run.supervision`. The run goes on in a thread of its
 own, which reads the workers' pipes whether or not it is waited for; `wait`, `pids` and `close` ask
-it. What torch's contexts do by looking every so often, the supervision is told as it happens.
+it. torch's contexts look every so often; the supervision is told as it happens.
 
 While a context is open, the signals that end a run raise `SignalException` in the main thread, as
 programs written for torch expect: they catch it, and close the context with its `sigval`. From

@@ -1,7 +1,7 @@
 """torch's older handler for etcd, by name; beneath is rankwise's rendezvous, in etcd v3.
 
-What torch's `EtcdRendezvous` does in phases, each a method, is done by rankwise's machine, so those
-methods are not here: `rendezvous_barrier` is all of them.
+rankwise's machine replaces the phases of torch's `EtcdRendezvous`, each a method, so those methods
+are not here: `rendezvous_barrier` is all of them.
 """
 
 from typing import TYPE_CHECKING, Any

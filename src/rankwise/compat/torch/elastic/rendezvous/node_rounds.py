@@ -1,6 +1,6 @@
 """One node's part in the rounds of a run, for callers that wait: what all handlers here share.
 
-What torch's dynamic rendezvous does by rewriting one state is done by the machine of
+In place of torch's dynamic rendezvous, which rewrites one state, is the machine of
 `core/rendezvous`, which runs in a thread as long as the node takes part. The agent above it counts
 its own restarts, so the rendezvous has an unlimited budget.
 
