@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CHECKSUM_BYTES = 4
 
 
-class Call(msgspec.Struct, frozen=True, eq=False):
+class AgreedCall(msgspec.Struct, frozen=True, eq=False):
     """An operation with its arguments, as far as all ranks must agree on them.
 
     Compared by identity: `describe` returns the same object for equal arguments, as long as it
@@ -48,7 +48,7 @@ def describe(
     *,
     op: str | None = None,
     root: int | None = None,
-) -> Call:
+) -> AgreedCall:
     """Return a call such as `all_reduce #1 (max) of (4, 3) float64`."""
     tensors: tuple[TensorForm, ...] = ()
     if dtype is not None:
@@ -57,7 +57,7 @@ def describe(
         tensors = (TensorForm(shape, kind),)
     signature = CallSignature(name, op or "", NO_RANK if root is None else root, tensors)
     fields = signature_text(name, op or "", root, tensors=[(shape, each.dtype) for each in tensors])
-    return Call(signature, fields, _encode(fields))
+    return AgreedCall(signature, fields, _encode(fields))
 
 
 def _encode(text: str) -> bytes:
