@@ -189,6 +189,36 @@ class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a circle: the operation in which each of its ranks stands, such as `send`."""
 
 
+class CallOfRanks(msgspec.Struct, frozen=True, array_like=True):
+    """A call that blame is about, as values that are equal for the same call."""
+
+    ranks: tuple[int, ...]
+    """Those that have come to it in the same way."""
+    group: str
+    """The group's key; empty for a message."""
+    number: int
+    operation: str
+    checksum: int
+    """Of the call's signature (`core.matching`)."""
+    place: str
+    """The line of the program."""
+    peer: int
+    """The rank at the other end of a message."""
+
+
+class BlameIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who is blamed, and for what: blame that two looks have come to is the same if this is equal.
+
+    The sentence about it is for people, and is not compared.
+    """
+
+    blamed: tuple[int, ...]
+    """Ranks of the job."""
+    mismatch: Mismatch | None = None
+    calls: tuple[CallOfRanks, ...] = ()
+    """Those in which ranks wait or disagree, and the last one of a rank that is gone."""
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's failure, with all that is known about it.
 

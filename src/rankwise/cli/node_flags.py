@@ -88,8 +88,6 @@ def master_address(
     Raises:
         ConfigError: a port is out of range, or the endpoint is not HOST or HOST:PORT.
     """
-    if master_port is not None and not 0 <= master_port <= 65535:
-        raise ConfigError(f"--master-port is {master_port}, expected 0 to 65535")
     host = master_addr.removeprefix("[").removesuffix("]")
     port = master_port
     if endpoint and backend == "static" and not is_standalone:

@@ -6,7 +6,6 @@ call: the operation, the shape, the dtype, the reduction or the root. The number
 not part of it, for ranks that agreed on all operations before have counted the same.
 """
 
-import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +56,10 @@ def describe(
         tensors = (TensorForm(shape, kind),)
     signature = CallSignature(name, op or "", NO_RANK if root is None else root, tensors)
     fields = signature_text(name, op or "", root, tensors=[(shape, each.dtype) for each in tensors])
-    return AgreedCall(signature, fields, _encode(fields))
-
-
-def _encode(text: str) -> bytes:
-    encoded = text.encode()
-    # A text too long for its place is cut; the checksum tells what was lost apart.
-    checksum = zlib.crc32(encoded).to_bytes(_CHECKSUM_BYTES, "little")
-    header = checksum + encoded[: HEADER_BYTES - _CHECKSUM_BYTES]
-    return header.ljust(HEADER_BYTES, b"\0")
+    # Fields too long for their place are cut; the checksum tells what was lost apart.
+    checksum = signature.checksum.to_bytes(_CHECKSUM_BYTES, "little")
+    header = (checksum + fields.encode())[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
+    return Call(signature, fields, header)
 
 
 def read_header(header: bytes, number: int) -> str:

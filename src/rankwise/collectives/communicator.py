@@ -23,7 +23,6 @@ import operator
 import os
 import threading
 import weakref
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -360,7 +359,7 @@ class Entries:
         if stamp is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            stamp = stamp_of(self._group, zlib.crc32(call.header), call.fields, line)
+            stamp = stamp_of(self._group, call.signature.checksum, call.fields, line)
             self._known[key] = stamp
         return self._ring.begin(self._group, stamp)
 

@@ -28,7 +28,7 @@ from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, MessageKind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.pool.submitted_task import PoolFuture, rebuilt_error
 from rankwise.drivers.real.proc import check_proc
-from rankwise.launch.arguments import more_than_nothing
+from rankwise.launch.arguments import positive
 from rankwise.launch.limits import check_working_directory
 from rankwise.launch.pool_answers import answer_questions
 
@@ -122,7 +122,7 @@ class Pool(Executor):
             preload=None if preload is None else tuple(preload),
             environment=dict(env or {}),
             is_writable=writable,
-            start_timeout=more_than_nothing(start_timeout, "start_timeout"),
+            start_timeout=positive(start_timeout, "start_timeout"),
         )
         engine: PoolEngine | None = None
         try:

@@ -41,6 +41,7 @@ def judged(gathered: SheetsGathered, size: int | None, own_id: str, now: Instant
         verdict.text,
         verdict.is_certain,
         mismatch=verdict.mismatch,
+        identity=verdict.identity,
     )
 
 

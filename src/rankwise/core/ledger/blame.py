@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from rankwise.base.failure import Mismatch, MismatchKind
+from rankwise.base.failure import BlameIdentity, CallOfRanks, Mismatch, MismatchKind
 from rankwise.core.ledger import sentences
 from rankwise.core.ledger.call_records import INIT_GROUP, NO_PEER, Call, CallRecord, Fate, Stage
 from rankwise.core.matching import behind, parties
@@ -55,8 +55,9 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         blamed: these ranks; several are so together, and none of them more than the others.
-        text: what they did, in a sentence.
+        text: what they did, in a sentence: for people, and never compared. See `identity`.
         mismatch: the same as a value, where calls were compared.
+        calls: the calls that it is about.
         is_certain: whether it will never be otherwise; else they may come yet.
         waiting: the ranks that wait because of that.
         is_of_a_part: whether members of which nothing is known here may tell who is right.
@@ -67,9 +68,15 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     is_certain: bool
     mismatch: Mismatch | None = None
+    calls: tuple[CallOfRanks, ...] = ()
     waiting: tuple[int, ...] = ()
     is_of_a_part: bool = False
     late: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> BlameIdentity:
+        """What tells it from other blame."""
+        return BlameIdentity(self.blamed, self.mismatch, self.calls)
 
 
 def waits_of(records: Iterable[CallRecord]) -> dict[int, Wait]:
@@ -111,9 +118,16 @@ def find_blame(
             # Another process may come in its place, such as a child that it has left.
             return None
         text = sentences.departure_in_words(gone, wait, waiting, by_rank)
-        mismatch = Mismatch(MismatchKind.DEPARTURE)
+        calls = [_call_of(waiting, wait.call)]
+        if (last := by_rank[gone[0]].latest(wait.call.group)) is not None:
+            calls.append(_call_of(gone[:1], last))
         return Blame(
-            blamed=tuple(gone), text=text, is_certain=True, mismatch=mismatch, waiting=waiting
+            blamed=tuple(gone),
+            text=text,
+            is_certain=True,
+            mismatch=Mismatch(MismatchKind.DEPARTURE),
+            calls=tuple(calls),
+            waiting=waiting,
         )
     if ends:
         # They live, and may still come.
@@ -122,8 +136,14 @@ def find_blame(
         wait, waiting = _wait_for(sorted(ends), waits, by_rank)
         absent = tuple(rank for rank in wait.awaited if rank in ends)
         text = sentences.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
-        mismatch = Mismatch(MismatchKind.ABSENCE)
-        return Blame(blamed=absent, text=text, is_certain=False, mismatch=mismatch, waiting=waiting)
+        return Blame(
+            blamed=absent,
+            text=text,
+            is_certain=False,
+            mismatch=Mismatch(MismatchKind.ABSENCE),
+            calls=(_call_of(waiting, wait.call),),
+            waiting=waiting,
+        )
     if not issued_is_waiting and (circle := _circle(waits)):
         blamed = tuple(sorted(wait.rank for wait in circle))
         misfit = _misfit(circle)
@@ -134,7 +154,14 @@ def find_blame(
         )
         kind = MismatchKind.CIRCLE if misfit is None else MismatchKind.MISFIT
         mismatch = Mismatch(kind, tuple(wait.call.signature.operation for wait in circle))
-        return Blame(blamed=blamed, text=text, is_certain=True, mismatch=mismatch, waiting=blamed)
+        return Blame(
+            blamed=blamed,
+            text=text,
+            is_certain=True,
+            mismatch=mismatch,
+            calls=tuple(_call_of((wait.rank,), wait.call) for wait in circle),
+            waiting=blamed,
+        )
     return None
 
 
@@ -281,9 +308,24 @@ def _disagreement(wait: Wait, records: Mapping[int, CallRecord]) -> Blame | None
         text=text,
         is_certain=not is_of_a_part,
         mismatch=Mismatch(MismatchKind.DISAGREEMENT),
+        calls=tuple(_call_of([rank for rank, _ in each], each[0][1]) for each in all_parties),
         waiting=waiting,
         is_of_a_part=is_of_a_part,
         late=late,
+    )
+
+
+def _call_of(ranks: Iterable[int], call: Call) -> CallOfRanks:
+    """A call as blame is told apart by: not by the library's number, which may be learnt later."""
+    called = call.signature
+    return CallOfRanks(
+        tuple(ranks),
+        call.group,
+        call.number,
+        called.operation,
+        called.checksum,
+        call.place,
+        call.peer,
     )
 
 

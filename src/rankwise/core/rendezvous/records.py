@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.failure import Failure, Mismatch, OutcomeStatus
+from rankwise.base.failure import BlameIdentity, Failure, Mismatch, OutcomeStatus
 from rankwise.base.units import ZERO, Duration
 
 PROTOCOL_VERSION = 3
@@ -184,6 +184,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         mismatch: the same as a value.
         late: the rank that made the others wait (DONE), if one did notably.
         silent: nodes that have not answered in time.
+        identity: what tells the blame from other blame, of a question that accuses nobody as well.
     """
 
     inquiry: str
@@ -193,6 +194,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mismatch: Mismatch | None = None
     late: LateRank | None = None
     silent: tuple[str, ...] = ()
+    identity: BlameIdentity | None = None
 
 
 class Inquiry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

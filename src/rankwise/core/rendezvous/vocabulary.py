@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.failure import Failure, Mismatch
+from rankwise.base.failure import BlameIdentity, Failure, Mismatch
 from rankwise.base.keys import Change, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import ZERO, Duration, Instant
 from rankwise.core.rendezvous.records import Departure, LateRank, Lineup, Trouble, Verdict
@@ -277,9 +277,10 @@ class CallRecordsReported(msgspec.Struct, frozen=True, tag="BooksTold"):
 
 
 class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `SheetsGathered`: who is to blame; with an empty text it cannot be told.
+    """The answer to `SheetsGathered`: who is to blame; if nobody is, it cannot be told.
 
-    `late` says who has made the others wait, if that was asked.
+    `late` says who has made the others wait, if that was asked. `identity` tells the blame from
+    other blame; journals of earlier versions have none.
     """
 
     inquiry: str
@@ -288,6 +289,7 @@ class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
     is_certain: bool = False
     late: LateRank | None = None
     mismatch: Mismatch | None = None
+    identity: BlameIdentity | None = None
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
@@ -390,7 +392,7 @@ class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
 
     `text` says who is to blame, and is empty if that cannot be told; `silent` are nodes that did
     not answer; `late` says which rank made the others wait. Without `in_time` the leader has not
-    answered.
+    answered. `identity` tells the blame from other blame.
     """
 
     round: int
@@ -398,6 +400,7 @@ class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
     silent: tuple[str, ...] = ()
     in_time: bool = True
     late: LateRank | None = None
+    identity: BlameIdentity | None = None
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):

@@ -54,7 +54,6 @@ class ReportedCall(msgspec.Struct, frozen=True):
     begun_at: int
     number: int
     signature: RawSignature
-    match: int
     is_over: bool
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rankwise.base.units import ZERO, Duration, Instant, between
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.core.gang.state import GangPhase
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from rankwise.launch.cluster.agent_runner import AgentRunner
     from rankwise.launch.control.server import Reply
     from rankwise.launch.looking.call_watch import CallWatch
-    from rankwise.launch.looking.hang_watch import HangWatch, NodesAnswer
+    from rankwise.launch.looking.hang_explanation import HangExplanation, NodesAnswer
+    from rankwise.launch.looking.hang_watch import HangWatch
     from rankwise.launch.looking.rank_records import RunRecorder
     from rankwise.launch.looking.rank_status import WaitedSoFar
     from rankwise.launch.run.planning import JobPlanner
@@ -195,17 +198,23 @@ class Watches:
 
         self._ask_nodes(Trouble.WHY, tell)
 
-    def explain_hang(self) -> tuple[str, Mapping[int, str]]:
+    def explain_hang(self) -> tuple["HangExplanation", Mapping[int, str]]:
         """The ranks to blame for a hang, if known; and what each rank waits for."""
-        verdict, waits = self._call_watch.explain_hang()
-        if not verdict and "_hang_watch" in vars(self):
+        from rankwise.launch.looking.hang_explanation import HangExplanation  # noqa: PLC0415  # rare
+
+        blame, waits = self._call_watch.explain_hang()
+        found = HangExplanation()
+        if blame is not None:
+            found = HangExplanation(blame.text, blame.identity)
+        elif "_hang_watch" in vars(self):
             # Call records do not show a program that polls a file, a queue or a store of its own.
-            verdict = self._hang_watch.tell_pollers()
+            found = self._hang_watch.explain_by_polling()
         if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
             are = "is" if len(stopped) == 1 else "are"
             told = f"{ranks_in_words(stopped)} {are} {BY_SIGNAL}"
-            verdict = f"{told}; {verdict}" if verdict else told
-        return verdict, waits
+            text = told if found.is_empty else f"{told}; {found.text}"
+            found = msgspec.structs.replace(found, text=text, stopped=tuple(stopped))
+        return found, waits
 
     def on_suspended(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""

@@ -536,8 +536,8 @@ class ProcessRunHost:
         gang = self._agent.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
-        verdict, waits = self._watches.explain_hang()
-        self._evidence.remember_waits(verdict, waits)
+        found, waits = self._watches.explain_hang()
+        self._evidence.remember_waits(found.text, waits)
         stood = stood_of(waits, stacks, here.rank)
         has_report = self._plan.is_alone or is_for_machines
         line = hang_line(self._job.gang.hang_timeout, stood, has_report=has_report)

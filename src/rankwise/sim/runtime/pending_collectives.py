@@ -6,7 +6,6 @@ A collective that can never take place is found here, and reported by the schedu
 """
 
 import weakref
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -136,7 +135,7 @@ class PendingCollectives:
             group=call.series,
             number=call.number,
             signature=call.called,
-            match=zlib.crc32(repr(call.request).encode()),
+            match=call.signature.checksum,
             place="" if line is None else f"{line.file.rpartition('/')[2]}:{line.number}",
             stage=stage,
         )

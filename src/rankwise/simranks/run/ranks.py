@@ -49,6 +49,7 @@ from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.report_pipe import ErrorReported, Exiting, ReportPipe
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
+from rankwise.launch.options import MASTER_PORT
 from rankwise.launch.run.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,
@@ -65,8 +66,6 @@ from rankwise.simranks.world.world import SIMULATED_VARIABLE, SimulatedWorld
 
 _LONG_AGO = Instant(0)
 _ERROR_FILE = bootstrap.ERROR_FILE_VARIABLE
-MASTER_PORT = 29500
-"""Nothing listens there: torch's, for programs that print it."""
 
 
 class WorldClock:
@@ -135,6 +134,7 @@ class SimulatedRanks:
 
     def prepare_round(self, number: int) -> None:
         """Simulated ranks are always fit."""
+        # Nothing listens there: it is for programs that print it.
         self._deliver(RoundPrepared(number, self._job.master_port or MASTER_PORT))
 
     def begin_attempt(self, world: World) -> None:

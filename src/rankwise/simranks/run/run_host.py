@@ -264,13 +264,13 @@ class SimulatedRunHost:
         return SimulatedWorld(
             stdout=self._output.stdout,
             stderr=self._output.stderr,
-            seed=simulation.seed,
+            seed=simulation.options.seed,
             schedule=simulation.schedule,
             faults=self._faults,
             extensions=extensions_of(simulation.device),
             prediction=simulation.prediction,
-            packages=simulation.packages,
-            has_virtual_clock=simulation.has_virtual_clock,
+            packages=simulation.options.import_per_rank,
+            has_virtual_clock=simulation.options.virtual_clock,
             equals=simulation.equals,
             timing_only=None if simulation.prediction is None else simulation.prediction.values,
             standard=standard,
@@ -325,7 +325,7 @@ class SimulatedRunHost:
             rendezvous=simulation.rendezvous,
             policy=plan.rendezvous.policy,
             host=socket.gethostname(),
-            seed=simulation.seed,
+            seed=simulation.options.seed,
             faults=self._faults,
         )
 

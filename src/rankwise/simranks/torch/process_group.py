@@ -59,7 +59,6 @@ from rankwise.simranks.torch.shape_rules import ShapeRules
 from rankwise.simranks.torch.storages import mark_hollow
 from rankwise.simranks.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
 from rankwise.simranks.world.collective_groups import (
-    ANY_SOURCE,
     CollectiveGroup,
     PendingCollective,
     Post,
@@ -415,7 +414,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RehearsedWork:
         """Receive tensors from the first rank that sends."""
-        return self._post("recv", ANY_SOURCE, tag, tensors)
+        return self._post("recv", ANY_RANK, tag, tensors)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -613,8 +612,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         is_send = name == "send"
         self._layouts.check(name, tensors)
         self._layouts.warn_of_message(tensors)
-        root = ANY_RANK if peer == ANY_SOURCE else peer
-        call = with_tensors(CallSignature(name, root=root, tag=tag), tensors)
+        call = with_tensors(CallSignature(name, root=peer, tag=tag), tensors)
         if (capture := present_capture()) is not None:
             brought: Sequence[Tensor] = tensors
             if isinstance(capture, TimedCapture):

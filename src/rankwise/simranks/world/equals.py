@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.matching import CallSignature
+from rankwise.core.matching import ANY_RANK, CallSignature
 from rankwise.simranks.world.places import CallSite, place_here
 
 _POSITIONS_MAX = 4
@@ -247,7 +247,8 @@ class Equals:
                 if peer not in self.simulated:
                     where = place_here()
                     at = "" if where is None else f" ({where})"
-                    self.differ(f"rank {rank} calls {call.operation} with rank {peer}{at}")
+                    other = "any rank" if peer == ANY_RANK else f"rank {peer}"
+                    self.differ(f"rank {rank} calls {call.operation} with {other}{at}")
             else:
                 every = tuple(range(1, kind.size))
                 division = Division(kind, every, has_messages=True)

@@ -415,7 +415,8 @@ class _CallFinder:
             sys.modules.setdefault(_CALL_RING, ring)
             ring = sys.modules[_CALL_RING]
             ring.tell_when_begun(self._tell)
-            _worker_module("torch_calls").enter_calls(module, ring, self)
+            digest_of = _own_module("core", "matching", "call_digest").digest_of
+            _worker_module("torch_calls").enter_calls(module, ring, digest_of, self)
         except Exception as error:  # noqa: BLE001 - a torch that we do not know: the program goes on
             self.tell_ledger_is_off(f"is unknown to rankwise ({type(error).__name__}: {error})")
 
@@ -764,9 +765,14 @@ def _function() -> "ModuleType":
 
 
 def _worker_module(name: str) -> "ModuleType":
-    """Load a file beside this one by its path: rankwise may not be installed where this runs."""
-    module = type(_files)(f"rankwise-{name}")
-    location = os.path.join(_OUR_DIRECTORY, "worker", f"{name}.py")
+    """Load a file beside this one."""
+    return _own_module("drivers", "real", "worker", name)
+
+
+def _own_module(*parts: str) -> "ModuleType":
+    """Load a file of rankwise by its path: it may not be installed where this runs."""
+    module = type(_files)(f"rankwise-{parts[-1]}")
+    location = os.path.join(_PACKAGE, *parts) + ".py"
     _files.SourceFileLoader(module.__name__, location).exec_module(module)
     return module
 

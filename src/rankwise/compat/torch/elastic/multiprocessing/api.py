@@ -89,7 +89,6 @@ All that were told to stop are failures here, as in torch, which looks ten times
 that ends at almost the same moment by itself must not be told to.
 """
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-SIGNALS_BY_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -418,7 +417,10 @@ def _raise_on_signals() -> dict[signal.Signals, Handler]:
         )
         return {}
     replaced: dict[signal.Signals, Handler] = {}
-    for name in os.environ.get(SIGNALS_VARIABLE, SIGNALS_BY_DEFAULT).split(","):
+    from rankwise.launch.options import default_of  # noqa: PLC0415  # the table is long
+
+    by_default = default_of("signals_to_handle")
+    for name in os.environ.get(SIGNALS_VARIABLE, by_default).split(","):
         try:
             number = _signal_number(name.strip())
             replaced[number] = signal.signal(number, _terminate_process_handler)
