@@ -94,7 +94,7 @@ def master_address(
         from rankwise.drivers.real.stores.connections import split_endpoint  # noqa: PLC0415  # loads sockets
 
         host, port = split_endpoint(endpoint)
-    # Port 0 is everybody's way of asking for any free port.
+    # Port 0 is the usual way of asking for any free port.
     return MasterAddress(host, port or None)
 
 

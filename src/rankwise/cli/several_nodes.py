@@ -169,7 +169,7 @@ def has_token(store: Mapping[str, str]) -> bool:
 def _token_fingerprint(store: Mapping[str, str], run_id: str) -> dict[str, str]:
     """Tells nodes with another token apart, also in a store that asks for none, such as an etcd.
 
-    Their ranks could not talk to each other. Who reads the store sees it: it is too short to find
+    Their ranks could not talk to each other. A reader of the store sees it: it is too short to find
     a random token by.
     """
     if not has_token(store):

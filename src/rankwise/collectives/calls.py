@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CHECKSUM_BYTES = 4
 
 
-class Call(msgspec.Struct, frozen=True, eq=False):
+class AgreedCall(msgspec.Struct, frozen=True, eq=False):
     """An operation with its arguments, as far as all ranks must agree on them.
 
     Compared by identity: `describe` returns the same object for equal arguments, as long as it
@@ -47,7 +47,7 @@ def describe(
     *,
     op: str | None = None,
     root: int | None = None,
-) -> Call:
+) -> AgreedCall:
     """Return a call such as `all_reduce #1 (max) of (4, 3) float64`."""
     tensors: tuple[TensorForm, ...] = ()
     if dtype is not None:
@@ -59,7 +59,7 @@ def describe(
     # Fields too long for their place are cut; the checksum tells what was lost apart.
     checksum = signature.checksum.to_bytes(_CHECKSUM_BYTES, "little")
     header = (checksum + fields.encode())[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
-    return Call(signature, fields, header)
+    return AgreedCall(signature, fields, header)
 
 
 def read_header(header: bytes, number: int) -> str:

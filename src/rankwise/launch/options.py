@@ -63,7 +63,7 @@ _UNKNOWN_TO_PLUG_INS = "is not known to agents that meet by a plug-in"
 
 # Plain classes: a NamedTuple takes half a millisecond to define, at the start of each run.
 class Kind:
-    """What a value is.
+    """The type of a value.
 
     Attributes:
         name: how `cli.options` and `compat.torch.run` find the parser of its text.
@@ -188,7 +188,7 @@ class Option:
         torchrun: Torchrun | None = None,
         python: Argument | None = None,
         only: str = "",
-        refused: Mapping[str, str] = {},  # nobody changes it
+        refused: Mapping[str, str] = {},  # never changed
         needs: str = "",
         decides: str = "",
     ) -> None:

@@ -1,6 +1,6 @@
 """`rankwise.Pool`: an executor whose workers are supervised processes.
 
-It is a `concurrent.futures.Executor`. What it has beyond that interface is told at `Pool`.
+It is a `concurrent.futures.Executor`. `Pool` lists what it has beyond that interface.
 """
 
 import atexit
@@ -133,10 +133,10 @@ class Pool(Executor):
                 answer_questions(engine, str(name or f"pool-{next(_numbers)}"), size)
                 if progress:
                     show_progress(engine)
-                # The tasks of a pool that nobody holds any more go on; its workers then end.
+                # The tasks of a pool without a reference go on; its workers then end.
                 self._forgotten = weakref.finalize(self, _close_forgotten, engine)
                 self._forgotten.atexit = False  # `_close_all` waits for its tasks
-        except BaseException:  # Ctrl-C came meanwhile: nobody gets this pool
+        except BaseException:  # Ctrl-C came meanwhile: the caller does not get this pool
             if engine is not None:
                 _stop(engine)
             raise

@@ -28,7 +28,7 @@ asks all members for theirs, and says what was found. A healthy run whose calls 
   round is over for the culprit: so the round ends, on all nodes, because of that one.
 - *Who dies.* A node: it is silent, or its record is gone, so that nobody waits for it; the others'
   call records are judged without it. The leader: its
-  record goes with its lease. Who waits for an answer waits for `ANSWER_WITHIN` and no longer.
+  record goes with its lease. A node waits for an answer for `ANSWER_WITHIN` and no longer.
 - *Lost requests.* Notes are bound to nothing but the node's lease, and inquiries to the lead. One
   that overtakes another costs an answer, and so at most that patience.
 
@@ -97,7 +97,7 @@ class NodeInquiry:
         self._answer: InquiryAnswered | None = None
         """What was found of ranks of other nodes: these are to be heard of first."""
         self._late: tuple[InquiryAnswered, Instant] | None = None
-        """Who made others wait, as far as that was known last, and until when that serves."""
+        """The latest answer on lateness, and until when it serves."""
 
     def on_trouble(self, number: int, trouble: Trouble, now: Instant) -> None:
         """The node's ranks are in some trouble, or in none any more."""

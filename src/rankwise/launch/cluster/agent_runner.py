@@ -148,7 +148,7 @@ class AgentRunner:
 
     @property
     def lineup(self) -> str:
-        """Who is in the present round, and what has changed; empty while there is none."""
+        """The nodes of the present round, and what has changed; empty while there is none."""
         world = self._agent.world
         if world is None or self._agent.spec.is_alone:
             return ""
@@ -258,7 +258,8 @@ class AgentRunner:
         )
 
         def close(*exc_info: object) -> None:
-            # Who leaves before there is a verdict has nothing to tell that would end the others.
+            # A node that leaves before there is a verdict has nothing to tell that would end the
+            # others.
             client.close(has_last_words=self._is_over() and not any(exc_info))
 
         parts.stack.push(close)

@@ -1,8 +1,8 @@
 """Looks at what the ranks of this node do: rarely for `--hang-timeout`, at once for `rankwise why`.
 
-What counts as progress is decided in `rankwise.core.gang.progress`, and when to look next; here is
-what a look reads: the kernel's counts of the ranks' processes, the words that ranks write
-into their segment, and their call records.
+`rankwise.core.gang.progress` decides what is progress, and when to look next; here is what a look
+reads: the kernel's counts of the ranks' processes, the words that ranks write into their segment,
+and their call records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -126,7 +126,7 @@ class HangWatch:
     def _compare(self, before: HangExplanation, reply: "Reply", told: NodesAnswer | None) -> None:
         own, waits = self._watches.explain_hang()
         now = best_of(own, told)
-        # Who is late for a moment keeps nobody waiting in the same call all the time.
+        # A rank that is late for a moment does not keep others in the same call all the time.
         header: dict[str, Any] = {"verdict": now.text if now.agrees_with(before) else ""}
         if told is not None:
             header |= {"others": told.others, "silent": told.silent}

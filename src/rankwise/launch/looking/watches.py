@@ -78,7 +78,7 @@ class Watches:
         self._recorder = recorder
         self._starting_server = starting_server
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
-        """Who waits for what the other nodes tell."""
+        """The callers that wait for what the other nodes tell."""
         self._awaits_lateness = False
         """Whether the exit watch asks the other nodes which rank made others wait."""
         self.ledger_lacks = ""
@@ -136,13 +136,13 @@ class Watches:
         )
 
     def take_last_look(self) -> "tuple[Delay, str] | None":
-        """Who made the others wait in collectives, where that is notable, and in a sentence."""
+        """The rank that made the others wait notably in collectives, and that in a sentence."""
         return self._call_watch.lateness.take_last_look() if self._has_watch else None
 
     @cached_property
     def waited_so_far(self) -> "WaitedSoFar":
         """What was told of how long others have waited for ranks, also to other askers."""
-        from rankwise.launch.looking.rank_status import WaitedSoFar  # noqa: PLC0415  # nobody may ask
+        from rankwise.launch.looking.rank_status import WaitedSoFar  # noqa: PLC0415  # few runs are asked
 
         return WaitedSoFar()
 
@@ -199,7 +199,7 @@ class Watches:
         self._ask_nodes(Trouble.WHY, tell)
 
     def explain_hang(self) -> tuple["HangExplanation", Mapping[int, str]]:
-        """Who is to blame for a hang, if that can be told; and what each rank waits for."""
+        """The ranks to blame for a hang, if known; and what each rank waits for."""
         from rankwise.launch.looking.hang_explanation import HangExplanation  # noqa: PLC0415  # rare
 
         blame, waits = self._call_watch.explain_hang()
@@ -267,7 +267,7 @@ class Watches:
 
     @cached_property
     def _hang_watch(self) -> "HangWatch":
-        """Loaded where there is a hang timeout, or somebody asks why."""
+        """Loaded where there is a hang timeout, or at the first question why ranks wait."""
         from rankwise.launch.looking.hang_watch import HangWatch  # noqa: PLC0415  # rare
 
         return HangWatch(

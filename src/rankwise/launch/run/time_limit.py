@@ -1,10 +1,10 @@
 """Ends a run that has taken too long, once it is known where its ranks stand.
 
-The limit is known beforehand, so who keeps the others waiting is looked up twice: `WINDOW` before
-the time is over, and then. Only who does so both times, in the same call, is told: at any moment
-somebody is a little behind. Stacks are taken before anybody is told to stop; a rank that cannot
-show its own, since it is stopped, is waited for as elsewhere. All of that may take `PATIENCE`
-together; what is not known by then is not waited for.
+The limit is known beforehand, so the ranks that keep others waiting are looked up twice: `WINDOW`
+before the time is over, and then. Only a rank that does so both times, in the same call, is told:
+at any moment one of them is a little behind. Stacks are taken before ranks are told to stop. The
+run waits for a rank that cannot show its own, since it is stopped, as elsewhere. It may take
+`PATIENCE` together; what is not known by then is not waited for.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class RunTimeLimit:
         reactor: wakes when it is time to look.
         clock: tells when that is.
         watches: ask the ranks and the other nodes, and read who waits for whom.
-        is_needed: whether the run still goes on, and nobody has asked it to stop.
+        is_needed: whether the run still goes on, and no stop was requested.
         stop: is told that the time is over: who keeps the others waiting, if that is known, what
             each rank waits for, and its stacks, by local rank.
     """

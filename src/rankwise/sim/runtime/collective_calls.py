@@ -257,7 +257,7 @@ class Collective:
                 kind=asked.kind, operation=_MATH[asked.op], collective=name, ranks=ranks,
             )  # fmt: skip
         else:
-            _ = self._plan.schedule  # what is wrong with the programs is told before anything runs
+            _ = self._plan.order  # invalid programs are refused before anything runs
             self._execution = CollectiveExecution(
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,

@@ -2,7 +2,7 @@
 
 Which calls meet, `core.matching` decides; the messages of a pair are a group of their own. This is
 the transport: a rank that waits gives way until all have come, and then until its part is complete.
-What can never take place is found here, and told by the scheduler.
+A collective that can never take place is found here, and reported by the scheduler.
 """
 
 import weakref
@@ -154,7 +154,7 @@ class PendingCollectives:
         return [collective_in_words(match) for match in self._matcher.open.values()]
 
     def awaited_by(self, call: RankContribution) -> list[int]:
-        """Who has not joined the collective of a call."""
+        """The ranks that have not joined the collective of a call."""
         match = self._matcher.open.get((call.series, call.number))
         return [] if match is None else sorted(match.missing())
 

@@ -1,8 +1,8 @@
 """In which order simulated ranks take their turns: the usual one, one by chance, or many.
 
 `--explore 500`, or `rankwise.run(…, explore=500)`, runs a job once on each of so many schedules.
-One that fails in a new way is written to a file, which `replay` takes. What these runs print goes
-nowhere; the first one that fails is run once more, for all to see.
+One that fails in a new way is written to a file, which `replay` takes. The output of these runs
+goes nowhere; the first one that fails is run once more, for all to see.
 """
 
 import os

@@ -86,7 +86,7 @@ _KINDS = {
 }  # fmt: skip
 """What a network calls operations that have several names here."""
 _SAYS_NOTHING = ("", "undefined", "default_pg")
-"""Descriptions of groups to which nobody has given one."""
+"""Descriptions of groups that the program has not given."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
 _OF_SPARSE = frozenset(("all_reduce", "all_reduce_coalesced"))
@@ -194,7 +194,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
-        """Every rank gets everybody's tensor."""
+        """Every rank gets the tensor of each rank."""
         (gathered,), (own,) = outputs, inputs
         self._rules.check_count("all_gather", "output", gathered)
         alike = [own] if self._rules.compares_shapes else _alike(own, gathered)
@@ -209,7 +209,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._meet(call, alike, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RehearsedWork:
-        """Every rank gets everybody's tensor, one after the other."""
+        """Every rank gets the tensor of each rank, one after the other."""
         return self._gather_single("all_gather_single", [output], [own], opts)
 
     _allgather_base = all_gather_single
@@ -225,7 +225,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
-        """Every rank gets everybody's tensors."""
+        """Every rank gets the tensors of each rank."""
         for row in outputs:
             for output, own in zip(row, inputs, strict=True):
                 self._rules.check_parts(
@@ -256,7 +256,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> RehearsedWork:
-        """The root gets everybody's tensor."""
+        """The root gets the tensor of each rank."""
         root = opts.rootRank
         if root == self.rank():
             self._rules.check_count("gather", "output", outputs[0])

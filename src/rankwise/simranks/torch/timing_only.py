@@ -7,8 +7,8 @@ it takes are known and its results are small: token counts, masks, the steps of 
 objects. Views are always real, and cost nothing. Of any other operation, torch's kernels for meta
 tensors tell the shape and strides of the results, once for each combination of shapes.
 
-Parameters are never known, since random numbers are not drawn. What asks for numbers of a tensor
-that has none gets what `values` say.
+Parameters are never known, since random numbers are not drawn. Code that asks for numbers of a
+tensor that has none gets what `values` say.
 """
 
 import mmap
@@ -192,7 +192,7 @@ class TimingMode(ChargingMode):
 
     def _see(self, found: list[Storage | None], taken: list[Tensor]) -> None:
         """Note where the results lie, and whether they have numbers."""
-        # What no operation has made has numbers: numpy's, say.
+        # Tensors that no operation has made have numbers: numpy's, say.
         self._is_known = all(each is None or each.is_known for each in found)
         hint = PLACEMENT.hint
         if hint is None or not PLACEMENT.names_cuda:

@@ -259,7 +259,7 @@ def _values_of(result: RunResult | None, name: str) -> dict[int, Any]:
 
 
 def _close(spec: WorkerSpec) -> None:
-    """End the rendezvous for everybody; an error of that must not hide why the launch has failed.
+    """End the rendezvous for all nodes; an error of that must not hide why the launch has failed.
 
     The other nodes cannot go on without us, and should not have to find that out.
     """
