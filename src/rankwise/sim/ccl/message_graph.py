@@ -15,6 +15,9 @@ end. So trees and recursive doubling are pipelines, and halving is not.
     head of a receive = start + latency + first slots of the lanes + combining
     tail of a receive = end + latency + combining; stored, it is done
 
+A local step begins when what it reads is there on its first lane, and its last lane ends as much
+later as it has begun later.
+
 If all ranks do the same on a network that is alike for all (`wire_classes`), one rank is looked at.
 What it sends to the rank some places ahead is what it receives from the one as far behind.
 """
@@ -85,6 +88,8 @@ class _Way(NamedTuple):
     """How long after a slot is sent its credit is back."""
     uneven: float = 0.0
     """The part of its time that the first lane ends before the last, if the wires are full."""
+    wire: int | None = None
+    """What it uses first outside of the device."""
 
     @property
     def second(self) -> float:
@@ -343,6 +348,8 @@ class MessageGraph:
         self._chunk = machine.topology.machine.system.chunk_bytes
         self._memory_may_fill = self._arriving() > 1 / self._rates.memory
         self._loading: Counter[int] = Counter()
+        self._loaded_only: Counter[int] = Counter()
+        """By wire: messages under way there that follow no other slot by slot."""
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
         self._uses_switch = machine.combines_in_switches
@@ -724,6 +731,7 @@ class MessageGraph:
                 flows.begin(new, now)
                 for step in new:
                     self._loading[self._looked_at(step.rank)] += self._loads_ahead(step)
+                    self._note_loaded_only(step, 1)
             if flows:
                 flows.share(
                     np.frombuffer(self._used, np.int64),
@@ -743,6 +751,7 @@ class MessageGraph:
             for step in emptied:
                 if step.kind == "send":
                     self._loading[self._looked_at(step.rank)] -= self._loads_ahead(step)
+                    self._note_loaded_only(step, -1)
                     self._lose_tail(step, now)
                     self._settle()
             for step in ended:
@@ -760,12 +769,23 @@ class MessageGraph:
                         self._settle()
         return moving
 
+    def _note_loaded_only(self, step: _Step, change: int) -> None:
+        assert step.way is not None, "it goes somewhere"
+        if step.way.wire is not None and not step.follows:
+            self._loaded_only[step.way.wire] += change
+
     def _on_begun(self, step: _Step, rate: float, now: float) -> None:
         assert step.way is not None, "it goes somewhere"
         first, _ = self._slot_sizes(step.size)
         # As round a ring, lanes get apart from message to message.
         others = max(0, min(first * self._lane_count, step.size) - first)
-        ahead = (first + max(0, others - step.depth * self._get_apart)) / rate
+        apart = min(others, step.depth * self._get_apart)
+        ahead = (first + others - apart) / rate
+        # A wire serves lanes in turn, however far they are apart: all of those that only load
+        # have a slot there.
+        if step.way.wire is not None:
+            beside = self._loaded_only[step.way.wire] - (not step.follows)
+            ahead += beside * apart * step.way.cap
         self._tell_heads(step, now + ahead)
         for peer in step.peers:
             self._add_head(peer, now + step.way.latency + ahead)
@@ -811,10 +831,13 @@ class MessageGraph:
         stages = self._stages(sender, uses, wires, (latency, later))
         alone = max([inside.alone, *(1 / float(link.rate) for link in wires)])
         pace = max(alone / self._lane_count, pe.port, int(loads) * per_byte)
-        uneven = inside.uneven if is_apart else 0.0
-        self._ways_found += is_apart
-        self._wires_passed += len(stages) - 1 if is_apart else 0
-        return _Way(latency, stages, cap, ahead, pace, window, 2 * latency + wake, uneven)
+        round_trip = 2 * latency + wake
+        if not is_apart:
+            return _Way(latency, stages, cap, ahead, pace, window, round_trip)
+        self._ways_found += 1
+        self._wires_passed += len(stages) - 1
+        wire, uneven = uses[0][0], inside.uneven
+        return _Way(latency, stages, cap, ahead, pace, window, round_trip, uneven, wire)
 
     def _switched_way(self, sent: _Step, pairs: Sequence[tuple[int, int]]) -> _Way:
         """That of a message of which a switch makes copies, or which it combines with others.
@@ -897,13 +920,17 @@ class MessageGraph:
         wires = set(machine.sip_links(one.sip, other.sip)) if one.sip != other.sip else set[Link]()
         users = Counter(link for path in paths for link in path if link not in wires)
         lanes = len(paths)
+
+        def is_inside(link: Link) -> bool:
+            return link not in wires
+
         narrowest = max(count / lanes / float(link.rate) for link, count in users.items())
         return _Inside(
             max(path.latency for path in paths) - sum(link.latency for link in wires),
             self._rates,
             narrowest,
             max(1 / float(link.rate) for link in users),
-            self._unevenness([list(takewhile(lambda link: link not in wires, path)) for path in paths]),
+            self._unevenness([list(takewhile(is_inside, path)) for path in paths]),
         )
 
     def _unevenness(self, ways: Sequence[Sequence[Link]]) -> float:
@@ -913,7 +940,8 @@ class MessageGraph:
         their max-min fair rates. By the time at which the fastest lane is done, all lanes have
         come as far as they are fast.
         """
-        links = {link: number for number, link in enumerate(dict.fromkeys(sum(ways, [])))}
+        every = dict.fromkeys(link for way in ways for link in way)
+        links = {link: number for number, link in enumerate(every)}
         number = np.repeat(np.arange(len(ways)), [len(way) for way in ways])
         link = np.array([links[each] for way in ways for each in way], np.int64)
         times = np.array([1 / float(each.rate) for way in ways for each in way])
