@@ -1,8 +1,8 @@
 """Parts of the pages that runs leave: one HTML file each, with everything inline.
 
 The page of a simulated run and that of a real one are made of these. Pictures are SVG written here,
-and nothing is fetched: a page can be mailed. What a caller hands in as text is escaped; what it
-hands in as HTML says so.
+and nothing is fetched: a page can be mailed. Text of a caller is escaped; what it hands in as HTML
+says so.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -3,7 +3,7 @@
 A comparison is computed once, as a value; text, JSON and the page only show it. Times are exact
 fractions of picoseconds, per step where both runs have steps. A row is a cause, a kind and a phase;
 its times are means over the ranks of each run. Since the parts of each rank add up to the whole,
-the rows add up to the difference. What only one run has, is nothing in the other one.
+the rows add up to the difference. A row of one run alone is zero in the other one.
 
 Ranks are aligned by their numbers. If the worlds differ in size, or ranks are known of one run
 alone, the table has those that both have, and a note says what is missing.

@@ -26,7 +26,7 @@ _EXPECTED = (
     "expected a page of --report, a file of --prediction, a journal or its directory, or a "
     "rankwise command in quotes"
 )
-_LINES_TOLD = 3
+_LINES_SHOWN = 3
 _GZIP = b"\x1f\x8b"
 _FORMS = {
     # By the words behind `rankwise`: the option that makes the command leave a file.
@@ -194,5 +194,5 @@ def _split(word: str) -> Sequence[str]:
 def _why_failed(word: str, code: int, stderr: str) -> str:
     if not code:
         return f"{word!r} left no file to compare"
-    lines = [line for line in stderr.splitlines() if line.strip()][-_LINES_TOLD:]
+    lines = [line for line in stderr.splitlines() if line.strip()][-_LINES_SHOWN:]
     return "\n  ".join([f"{word!r} failed with exit code {code}", *lines])
