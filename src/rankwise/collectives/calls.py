@@ -59,7 +59,7 @@ def describe(
     # Fields too long for their place are cut; the checksum tells what was lost apart.
     checksum = signature.checksum.to_bytes(_CHECKSUM_BYTES, "little")
     header = (checksum + fields.encode())[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
-    return Call(signature, fields, header)
+    return AgreedCall(signature, fields, header)
 
 
 def read_header(header: bytes, number: int) -> str:
