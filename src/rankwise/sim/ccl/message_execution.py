@@ -36,7 +36,7 @@ The ranks begin together, when the last one has come; a rank that has come befor
 its first messages ahead, which no other rank could have answered with more than a few.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -399,7 +399,7 @@ class RingTiming:
     most. Values that depend on the PEs are by device besides, where devices have faults of their
     own, and there the slowest lane counts; else lane 0 of the first one stands for all.
 
-    Equal rounds are replayed: as soon as one delays all instants equally, so do those that follow.
+    Equal rounds are replayed: as soon as some delay all instants equally, so do those that follow.
     """
 
     def __init__(
@@ -468,18 +468,26 @@ class RingTiming:
         now, moving = self.at_begin(rounds), np.zeros_like(self._latency)
         following = self._equal_rounds(rounds)
         passed = 0
+        latest: deque[RingInstants] = deque(maxlen=_PERIOD_MOST)
         while passed < len(rounds):
-            before = now
+            latest.appendleft(now)
             now, duration = self.after_round(now, passed, rounds)
             moving = moving + duration
             passed += 1
             equal = following[passed - 1]
-            step = now.uniform_step_from(before) if equal else None
-            if step is not None:
-                # Only sums and maxima: if one round delays all instants equally, all of them do.
-                now = now.later(equal * step)
-                moving = moving + equal * duration
-                passed += equal
+            for period, before in enumerate(latest, start=1):
+                if equal < period or following[passed - period] != equal + period - 1:
+                    break
+                step = now.uniform_step_from(before)
+                if step is not None:
+                    # A round knows differences of instants alone: what some have done, equal ones
+                    # do again. Rounding and operands alternate, so it may take several.
+                    times = equal // period
+                    now = now.later(times * step)
+                    moving = moving + times * period * duration
+                    passed += times * period
+                    latest.clear()
+                    break
         self.moving = int(moving.max())
         return self.at_end(now, rounds)
 
@@ -574,6 +582,8 @@ def _time_over(size: Any, mebibyte: Picoseconds) -> Picoseconds:
     return time
 
 
+_PERIOD_MOST = 4
+"""After so many equal rounds at most, instants are looked for that are all equally later."""
 _PAIR = 2
 _MEET_ON_PE = 8
 """A part of which a collective takes less than an eighth is not looked at: wires fill before. Up to

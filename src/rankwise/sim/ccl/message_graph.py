@@ -15,6 +15,9 @@ end. So trees and recursive doubling are pipelines, and halving is not.
     head of a receive = start + latency + first slots of the lanes + combining
     tail of a receive = end + latency + combining; stored, it is done
 
+A local step begins when what it reads is there on its first lane, and its last lane ends as much
+later as it has begun later.
+
 If all ranks do the same on a network that is alike for all (`wire_classes`), one rank is looked at.
 What it sends to the rank some places ahead is what it receives from the one as far behind.
 """
@@ -23,6 +26,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +86,10 @@ class _Way(NamedTuple):
     """So many bytes the slots hold."""
     round_trip: float = 0.0
     """How long after a slot is sent its credit is back."""
+    uneven: float = 0.0
+    """The part of its time that the first lane ends before the last, if the wires are full."""
+    wire: int | None = None
+    """What it uses first outside of the device."""
 
     @property
     def second(self) -> float:
@@ -110,7 +118,7 @@ class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "frees",
+        "began", "combines", "depth", "done", "early", "flowed_at", "followers", "follows", "frees",
         "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local",
         "peers", "rank", "reached", "size", "sources", "tail", "tail_missing", "target", "way",
         "weight",
@@ -137,10 +145,13 @@ class _Step:
         self.is_sent = False
         """Whether that is so: slots that have a credit wait before a wire that is not free."""
         self.began = 0.0
+        """Of a local step: when its first lane begins; its lanes end as far apart as they begin."""
         self.reached: list[float] = []
         """By stage of its way at which the first byte has been: how much had moved by then."""
         self.left = 0
         """How many of the stages the last byte has left."""
+        self.early = 0.0
+        """Of a send: with so many bytes less, its first lane is done; 0 if none waits for that."""
         self.weight = float(LOADS_AHEAD)
         """How many slots it has in the queue of a memory, which serves chunks in turn."""
 
@@ -163,6 +174,8 @@ class _Flows:
         """Zero while all of it is between two stages."""
         self.arrives: Figures = np.zeros(0)
         """When the first byte reaches the next stage; infinite if there is none."""
+        self.early: Figures = np.zeros(0)
+        """With so many its first lane is sent; infinite if that is over, or told to none."""
         self.least: Figures = np.zeros(0)
         """The least time per byte."""
         self.uses: Numbers = np.zeros((0, 2), np.int64)
@@ -178,12 +191,19 @@ class _Flows:
             return float("inf")
         moves = self.rates > 0
         left = np.full(len(self.steps), np.inf)
-        np.divide(self.leaves - self.moved, self.rates, out=left, where=moves)
+        until = np.minimum(self.leaves, self.early)
+        np.divide(until - self.moved, self.rates, out=left, where=moves)
         return min(now + float(left.min()), float(self.arrives.min()))
 
-    def move(self, passed: float) -> tuple[list[_Step], list[_Step], list[_Step]]:
-        """Let time pass; which are sent, which have left their sender, and their last stage."""
+    def pass_time(self, passed: float) -> list[_Step]:
+        """Let bytes move; of which the first lane is sent now."""
         self.moved += self.rates * passed
+        early = (self.rates > 0) & (self.early - self.moved <= self.rates * _TOGETHER)
+        self.early[early] = np.inf
+        return [self.steps[number] for number in np.flatnonzero(early).tolist()]
+
+    def leave(self) -> tuple[list[_Step], list[_Step], list[_Step]]:
+        """Which are sent, which have left their sender, and which their last stage."""
         leave = (self.rates > 0) & (self.leaves - self.moved <= self.rates * _TOGETHER)
         if not leave.any():
             return [], [], []
@@ -210,6 +230,7 @@ class _Flows:
             self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
             self.moved, self.leaves = self.moved[goes_on], self.leaves[goes_on]
             self.rates, self.arrives = self.rates[goes_on], self.arrives[goes_on]
+            self.early = self.early[goes_on]
             self.least, self.uses = self.least[goes_on], self.uses[goes_on]
             self.weights = self.weights[goes_on]
         return sent, emptied, ended
@@ -256,6 +277,8 @@ class _Flows:
         ]
         self.leaves = np.append(self.leaves, sent)
         self.rates = np.append(self.rates, np.zeros(len(steps)))
+        early = [step.size - step.early if step.early else np.inf for step in steps]
+        self.early = np.append(self.early, early)
         self.arrives = np.append(self.arrives, [now + way.second for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
         self.weights = np.append(self.weights, [step.weight for step in steps])
@@ -320,9 +343,13 @@ class MessageGraph:
         self._known: deque[tuple[Callable[[_Step], None], _Step]] = deque()
         """Steps of which a head or a tail has become known."""
         assert layout.vc_chunk_size is not None, "it is known by now"
+        self._chunk_of_slots = layout.vc_chunk_size
+        self._ways_found = self._wires_passed = 0
         self._chunk = machine.topology.machine.system.chunk_bytes
         self._memory_may_fill = self._arriving() > 1 / self._rates.memory
         self._loading: Counter[int] = Counter()
+        self._loaded_only: Counter[int] = Counter()
+        """By wire: messages under way there that follow no other slot by slot."""
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
         self._uses_switch = machine.combines_in_switches
@@ -454,6 +481,7 @@ class MessageGraph:
         self, all_steps: list[list[_Step]], mail: dict[tuple[int, int, int], deque[_Step]]
     ) -> None:
         switched: dict[_Step, list[tuple[int, int]]] = {}
+        received: list[tuple[_Step, _Step]] = []
         for steps, (rank, program) in zip(all_steps, self._programs(), strict=True):
             first_of = self._leaders(program)
             for number, (step, instruction) in enumerate(zip(steps, program, strict=True)):
@@ -475,10 +503,25 @@ class MessageGraph:
                         rank,
                         (not sent.is_in_tcm, step.combines, is_alone),
                     )
+                    if any(each[0].kind == "local" for each in step.followers):
+                        received.append((sent, step))
                 elif isinstance(instruction, Send) and first_of[number] == number:
                     step.tail_missing += 1  # its own flow
         for sent, pairs in switched.items():
             sent.way = self._switched_way(sent, pairs)
+        for sent, step in received:
+            sent.early = step.early = self._before_the_end(sent)
+
+    def _before_the_end(self, sent: _Step) -> float:
+        """How many bytes of a message are missing when its first lane is done.
+
+        Links serve lanes in turn, a chunk each: the lanes that came first are ahead by a part of
+        their last chunk. On a wire that also passes on what others sent, that part is smaller.
+        """
+        assert sent.way is not None, "it goes somewhere"
+        chunks = -(-sent.size // self._lane_count) / self._chunk_of_slots
+        passed_on = self._wires_passed / self._ways_found
+        return sent.size * sent.way.uneven / max(1.0, chunks) / passed_on
 
     def _slot_sizes(self, size: int) -> tuple[int, int]:
         """The first and the last slot of a lane's part of a message."""
@@ -499,7 +542,9 @@ class MessageGraph:
             self._push(step.head + load, step)
             return
         if step.kind == "local":
-            return  # it begins when everything is there
+            step.began = step.head
+            self._begin_dma(step, step.head, step.sources)
+            return
         if step.combines:
             step.head += self._pe.combine(first)
         self._tell_heads(step, step.head)
@@ -547,17 +592,30 @@ class MessageGraph:
             step.tail += self._pe.combine(last) if step.combines else 0
             step.done = step.tail + self._pe.store(last)
         else:
-            self._begin_dma(step, step.tail, step.sources)
+            self._end_local(step)
             return
         self._tell_tails(step)
 
     def _tell_tails(self, step: _Step) -> None:
+        is_told = step.kind == "local"
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
                 self._add_tail(follower, step.tail if in_tcm else step.done)
-            else:
+                continue
+            if not is_told and not (step.early and follower.kind == "local"):
                 self._add_head(follower, self._first_done(step))
-                self._add_tail(follower, step.done)
+            self._add_tail(follower, step.done)
+
+    def _on_early(self, sent: _Step, now: float) -> None:
+        """The first lane of a message is sent: at its end, it goes on with its local steps."""
+        assert sent.way is not None, "it goes somewhere"
+        (step,) = sent.peers
+        _, last = self._slot_sizes(step.size)
+        combined = self._pe.combine(last) if step.combines else 0
+        instant = now + sent.way.latency + combined + self._pe.store(last)
+        for follower, _, _ in step.followers:
+            if follower.kind == "local":
+                self._add_head(follower, instant)
 
     def _begin_dma(self, local: _Step, instant: float, loads: int) -> None:
         """Load what a local step reads, or store its result: all of it at a time."""
@@ -584,9 +642,17 @@ class MessageGraph:
             combining = (local.sources - 1) * self._pe.combine(own)
             self._begin_dma(local, now + self._pe.load(0) + combining, 0)
             return
-        local.head = local.tail = local.done = now + self._pe.store(0)
-        self._tell_heads(local, local.head)
-        self._tell_tails(local)
+        local.head = local.done = now + self._pe.store(0)
+        for follower, _, _ in local.followers:
+            self._add_head(follower, local.head)
+        if not local.tail_missing:
+            self._end_local(local)
+
+    def _end_local(self, local: _Step) -> None:
+        """The last lane has begun: it ends as long after the first one, once that has ended."""
+        if local.done:
+            local.tail = local.done = local.done + max(0.0, local.tail - local.began)
+            self._tell_tails(local)
 
     def _memory_uses(self, rank: int, times: int) -> list[tuple[int, float]]:
         """What bytes that a rank's PEs load or store so many times take of their memory."""
@@ -604,7 +670,8 @@ class MessageGraph:
         """How long before the last lane of a message the first one has ended."""
         assert sent.way is not None, "it goes somewhere"
         apart = min((sent.depth + 1) * self._get_apart, sent.size) * sent.way.cap
-        return apart * (self._lane_count - 1) / self._lane_count
+        in_turn = apart * (self._lane_count - 1) / self._lane_count
+        return max(in_turn, (sent.done - sent.began) * sent.way.uneven)
 
     @staticmethod
     def _first_done(step: _Step) -> float:
@@ -655,7 +722,8 @@ class MessageGraph:
             if flows:
                 moving += passed
             now = max(now, instant)
-            sent, emptied, ended = flows.move(passed)
+            early = flows.pass_time(passed)
+            sent, emptied, ended = flows.leave()
             flows.arrive(now)
             new: list[_Step] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
@@ -664,12 +732,16 @@ class MessageGraph:
                 flows.begin(new, now)
                 for step in new:
                     self._loading[self._looked_at(step.rank)] += self._loads_ahead(step)
+                    self._note_loaded_only(step, 1)
             if flows:
                 flows.share(
                     np.frombuffer(self._used, np.int64),
                     np.frombuffer(self._times),
                     len(self._resources),
                 )
+            for step in early:
+                self._on_early(step, now)
+                self._settle()
             for step in sent:
                 assert step.way is not None, "it goes somewhere"
                 instant = max(now, step.began + step.size * step.way.pace)
@@ -680,6 +752,7 @@ class MessageGraph:
             for step in emptied:
                 if step.kind == "send":
                     self._loading[self._looked_at(step.rank)] -= self._loads_ahead(step)
+                    self._note_loaded_only(step, -1)
                     self._lose_tail(step, now)
                     self._settle()
             for step in ended:
@@ -697,12 +770,23 @@ class MessageGraph:
                         self._settle()
         return moving
 
+    def _note_loaded_only(self, step: _Step, change: int) -> None:
+        assert step.way is not None, "it goes somewhere"
+        if step.way.wire is not None and not step.follows:
+            self._loaded_only[step.way.wire] += change
+
     def _on_begun(self, step: _Step, rate: float, now: float) -> None:
         assert step.way is not None, "it goes somewhere"
         first, _ = self._slot_sizes(step.size)
         # As round a ring, lanes get apart from message to message.
         others = max(0, min(first * self._lane_count, step.size) - first)
-        ahead = (first + max(0, others - step.depth * self._get_apart)) / rate
+        apart = min(others, step.depth * self._get_apart)
+        ahead = (first + others - apart) / rate
+        # A wire serves lanes in turn, however far they are apart: all of those that only load
+        # have a slot there.
+        if step.way.wire is not None:
+            beside = self._loaded_only[step.way.wire] - (not step.follows)
+            ahead += beside * apart * step.way.cap
         self._tell_heads(step, now + ahead)
         for peer in step.peers:
             self._add_head(peer, now + step.way.latency + ahead)
@@ -748,7 +832,13 @@ class MessageGraph:
         stages = self._stages(sender, uses, wires, (latency, later))
         alone = max([inside.alone, *(1 / float(link.rate) for link in wires)])
         pace = max(alone / self._lane_count, pe.port, int(loads) * per_byte)
-        return _Way(latency, stages, cap, ahead, pace, window, 2 * latency + wake)
+        round_trip = 2 * latency + wake
+        if not is_apart:
+            return _Way(latency, stages, cap, ahead, pace, window, round_trip)
+        self._ways_found += 1
+        self._wires_passed += len(stages) - 1
+        wire, uneven = uses[0][0], inside.uneven
+        return _Way(latency, stages, cap, ahead, pace, window, round_trip, uneven, wire)
 
     def _switched_way(self, sent: _Step, pairs: Sequence[tuple[int, int]]) -> _Way:
         """That of a message of which a switch makes copies, or which it combines with others.
@@ -831,13 +921,34 @@ class MessageGraph:
         wires = set(machine.sip_links(one.sip, other.sip)) if one.sip != other.sip else set[Link]()
         users = Counter(link for path in paths for link in path if link not in wires)
         lanes = len(paths)
+
+        def is_inside(link: Link) -> bool:
+            return link not in wires
+
         narrowest = max(count / lanes / float(link.rate) for link, count in users.items())
         return _Inside(
             max(path.latency for path in paths) - sum(link.latency for link in wires),
             self._rates,
             narrowest,
             max(1 / float(link.rate) for link in users),
+            self._unevenness([list(takewhile(is_inside, path)) for path in paths]),
         )
+
+    def _unevenness(self, ways: Sequence[Sequence[Link]]) -> float:
+        """How much earlier than the last lane the first one ends, as a part of the whole time.
+
+        A wire serves what comes first. Lanes that share links inside of a device come later, at
+        their max-min fair rates. By the time at which the fastest lane is done, all lanes have
+        come as far as they are fast.
+        """
+        every = dict.fromkeys(link for way in ways for link in way)
+        links = {link: number for number, link in enumerate(every)}
+        number = np.repeat(np.arange(len(ways)), [len(way) for way in ways])
+        link = np.array([links[each] for way in ways for each in way], np.int64)
+        times = np.array([1 / float(each.rate) for way in ways for each in way])
+        most = 1 / (self._rates.memory * len(ways))  # of one lane: what its memory loads
+        speeds = fair_speeds(Uses(number, link, times * most, len(links)), np.ones(len(ways)))
+        return float(1 - (speeds / speeds.max()).mean())
 
 
 class _Inside(NamedTuple):
@@ -849,6 +960,8 @@ class _Inside(NamedTuple):
     """The time per byte of all lanes together."""
     alone: float
     """That of one lane alone, where it is narrowest."""
+    uneven: float
+    """The part of its time that the first lane ends before the last, if the wires are full."""
 
 
 def _wires_of(graph: str, count: int) -> int:
