@@ -436,7 +436,7 @@ def layout_rate(row: Mapping[str, Any], model: Mapping[str, int]) -> float:
     words = [word for name, value in model.items() for word in (f"--{name}", str(value))]
     words += ["--tp", str(row["tp"]), "--pp", str(row["pp"]), "--batch", str(row["microbatch"])]
     words += ["--microbatches", str(row["ga"]), "--norm", "fused-rms", "--rotary", "fused"]
-    words += ["--data", "zero1" if row["zero_stage"] else "replicate"]
+    words += ["--data", "zero1" if row["zero_stage"] else "replicate", "--balance", "products"]
     ranks = int(row["dp"] * row["tp"] * row["pp"])
     run = Run(row["id"], "parallel.py", words, ranks)
     seconds = float(predict_run(run, named_machine("h100-sxm"), {})["step_time_s"])

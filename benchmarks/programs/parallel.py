@@ -57,7 +57,7 @@ CHOICES = {
     "norm": ("rms", "fused-rms", "layer"), "rotary": ("complex", "fused", "no"),
     "mlp": ("swiglu", "gelu"), "attention": ("flash", "softmax"), "split": ("sequence", "tensors"),
     "schedule": ("1F1B", "Interleaved1F1B", "GPipe"), "compile": ("no", "yes"),
-    "float8": ("no", "yes"),
+    "float8": ("no", "yes"), "reshard": ("all", "but-last"), "balance": ("layers", "products"),
 }  # fmt: skip
 
 
@@ -252,21 +252,38 @@ class Layer(nn.Module):  # type: ignore[misc]  # the same
         return x + self.network(self.norm_2(x))
 
 
+def begin_of(o: argparse.Namespace, stage: int, stages: int) -> int:
+    """The first layer of a stage.
+
+    Nanotron balances the products of weights: the head counts as so many layers. A stage ends with
+    the layer that exceeds its share.
+    """
+    if o.balance == "layers" or stage == stages:
+        return int(o.layers * stage // stages)
+    networks = 3 if o.mlp == "swiglu" else 2
+    of_layer = 4 * o.hidden * o.hidden + networks * o.ffn * o.hidden
+    whole = o.layers * of_layer + o.vocab * o.hidden
+    begin = 0 if stage == 0 else whole * stage // (stages * of_layer) + 1
+    return min(o.layers, int(begin))
+
+
 class Part(nn.Module):  # type: ignore[misc]  # the same
     """The layers of a stage, and the embedding or the head at the ends."""
 
     def __init__(self, o: argparse.Namespace, stage: int, stages: int) -> None:
         super().__init__()
-        first, last = (o.layers * each // stages for each in (stage, stage + 1))
+        first, last = (begin_of(o, each, stages) for each in (stage, stage + 1))
         self.embedding = nn.Embedding(o.vocab, o.hidden) if stage == 0 else None
         self.layers = nn.ModuleList(Layer(o) for _ in range(first, last))
         is_end = stage == stages - 1
         self.norm = Norm(o.hidden, o.norm) if is_end else None
         self.head = nn.Linear(o.hidden, o.vocab, bias=False) if is_end else None
+        self.has_weights = any(True for _ in self.parameters())
         self.angles = torch.ones(
             o.sequence, o.hidden // o.heads // 2, dtype=torch.complex64, device=device_type()
         )
-        again = partial(checkpoint, use_reentrant=False)
+        draws = o.attention == "softmax"  # for dropout
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)
         ways = {"full": again, "selective": partial(again, context_fn=selective)}
         self.call = ways.get(o.checkpoint, plainly)
 
@@ -285,7 +302,7 @@ class Part(nn.Module):  # type: ignore[misc]  # the same
             x = self.call(layer, x, self.angles)
         if self.head is not None and self.norm is not None:
             x = self.head(self.norm(x))
-        return x
+        return x if self.has_weights else x.view_as(x)
 
 
 def device_type() -> str:
@@ -341,12 +358,12 @@ def build(o: argparse.Namespace, stage: int, stages: int, mesh: DeviceMesh) -> P
         part.be_compiled()
     if o.data == "fsdp":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        shard = partial(
-            fully_shard, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=o.pp == 1
-        )
+        shard = partial(fully_shard, mesh=mesh["dp"], mp_policy=policy)
         for each in part.layers:
-            shard(each)
-        shard(part)
+            # torchtitan keeps the last layer, which backward needs first
+            again = o.reshard == "all" or each is not part.layers[-1]
+            shard(each, reshard_after_forward=again and o.pp == 1)
+        shard(part, reshard_after_forward=o.pp == 1)
     part.to_empty(device=device_type())
     return part
 
@@ -374,7 +391,8 @@ class Sharing:
             torch.zeros(-(-each.numel() // shares), dtype=torch.float32, device=each.device)
             for each in self.weights
         ]
-        self.optimizer = torch.optim.AdamW(self.masters, fused=True)
+        held = self.masters or [torch.zeros(1, device=device_type())]  # of a stage without layers
+        self.optimizer = torch.optim.AdamW(held, fused=True)
 
     def step(self) -> None:
         """Sum gradients over the ranks, and update."""
