@@ -259,12 +259,12 @@ def begin_of(o: argparse.Namespace, stage: int, stages: int) -> int:
     the layer that exceeds its share.
     """
     if o.balance == "layers" or stage == stages:
-        return int(o.layers * stage // stages)
+        return int(o.layers) * stage // stages
     networks = 3 if o.mlp == "swiglu" else 2
     of_layer = 4 * o.hidden * o.hidden + networks * o.ffn * o.hidden
     whole = o.layers * of_layer + o.vocab * o.hidden
-    begin = 0 if stage == 0 else whole * stage // (stages * of_layer) + 1
-    return min(o.layers, int(begin))
+    begin = 0 if stage == 0 else int(whole * stage // (stages * of_layer)) + 1
+    return min(int(o.layers), begin)
 
 
 class Part(nn.Module):  # type: ignore[misc]  # the same
