@@ -240,7 +240,7 @@ def _without_random_states() -> Any:
 
     On CUDA they are generators, and take no memory.
     """
-    partitioners = import_module("torch._functorch.partitioners")
+    partitioners: Any = import_module("torch._functorch.partitioners")
     original = partitioners.functionalize_rng_ops
     partitioners.functionalize_rng_ops = lambda _joint, forward, backward, _count: (
         forward,
