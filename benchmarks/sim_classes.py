@@ -1,8 +1,9 @@
 """Predictions in which some ranks stand for all, beside those in which every rank runs.
 
 Eight layouts of a small decoder on 64 H100 (`programs/transformer.py` and `programs/parallel.py`):
-how many ranks run, in how many classes, the CPU time of the whole command, and the largest relative
-difference of any figure of the two predictions.
+how many ranks run, in how many classes, the CPU time of the whole command, and the largest
+difference of any figure of the two predictions: of times as shares of the step, of others as shares
+of the figure.
 """
 
 import json
@@ -28,6 +29,9 @@ from measuring import (
 RANKS, RANKS_IF_QUICK = 64, 16
 PER_NODE = 8
 FIELDS = ("layout", "ranks that run", "classes", "CPU", "every rank", "times", "difference")
+PARTS_OF_A_STEP = (
+    "computing_s", "communication_s", "exposed_communication_s", "waiting_s", "bubble_s",
+)  # fmt: skip
 LAYOUTS = {
     "DDP": "transformer.py --parallel ddp",
     "FSDP2": "transformer.py",
@@ -71,18 +75,35 @@ def cpu_of_children() -> float:
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """The largest relative difference of a figure that is of all ranks together."""
-    figures = [figures_of(each) for each in (one, other)]
-    keys = sorted(figures[0].keys() | figures[1].keys())
-    return max(apart(*(each.get(key, 0.0) for each in figures)) for key in keys)
+    """The largest difference of a figure that is of all ranks together.
+
+    A microsecond of waiting may be a half of all waiting, so parts of a step are compared with it.
+    """
+    step = max(one["step_time_s"], other["step_time_s"])
+    found = [apart(*pair) for pair in pairs(*(figures_of(each) for each in (one, other)))]
+    found += [
+        abs(here - there) / step
+        for here, there in pairs(*(times_of(each) for each in (one, other)))
+    ]
+    return max(found)
+
+
+def pairs(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[float, float]]:
+    return [(one.get(key, 0.0), other.get(key, 0.0)) for key in sorted(one.keys() | other.keys())]
+
+
+def times_of(document: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of a step."""
+    parts = {name: document[name] for name in PARTS_OF_A_STEP}
+    return {**parts, **document["exposed_communication_by_kind_s"]}
 
 
 def figures_of(document: Mapping[str, Any]) -> dict[str, float]:
-    both = {**document, **document["exposed_communication_by_kind_s"]}
+    left_out = {"checked_ranks", "peak_rank", "bubble", *PARTS_OF_A_STEP}
     return {
         name: value
-        for name, value in both.items()
-        if isinstance(value, int | float) and name not in {"checked_ranks", "peak_rank"}
+        for name, value in document.items()
+        if isinstance(value, int | float) and name not in left_out
     }
 
 

@@ -2,9 +2,10 @@
 
     python tools/run_arguments.py
 
-These are the fields of `RunOptions` in cli/run_job.py, the fields of `LaunchConfig` in
-compat/torch/launcher/api.py, and the arguments of `rankwise.run` in launch/api.py: two TypedDicts,
-the keywords of its signature, and their lines in its docstring. Type checkers and `help()` read
+These are the fields of `RunOptions` in cli/run_job.py, of `SimulationOptions` in
+simranks/run/simulation_options.py and of `LaunchConfig` in compat/torch/launcher/api.py, and the
+arguments of `rankwise.run` in launch/api.py: two TypedDicts, the keywords of its signature, and
+their lines in its docstring. Type checkers and `help()` read
 them, so they are source text. A test compares the files with what this writes.
 """
 
@@ -13,15 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import fill
 
-from rankwise.launch.options import (
-    ONLY_IN_PYTHON,
-    OPTIONS,
-    SIM,
-    Argument,
-    LaunchField,
-    Option,
-    launch_fields,
-)
+from rankwise.launch.launch_fields import LAUNCH_FIELDS, LaunchField
+from rankwise.launch.options import ONLY_IN_PYTHON, OPTIONS, SIM, Argument, Option
 
 SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
 BEGIN = "# Written by `python tools/run_arguments.py` from launch/options.py.\n"
@@ -33,10 +27,12 @@ def texts() -> dict[Path, str]:
     """The files as they must be."""
     api, run_job = SOURCE / "launch" / "api.py", SOURCE / "cli" / "run_job.py"
     launcher = SOURCE / "compat" / "torch" / "launcher" / "api.py"
+    simulation = SOURCE / "simranks" / "run" / "simulation_options.py"
     return {
         run_job: _run_job(run_job.read_text()),
         api: _api(api.read_text()),
         launcher: _launcher(launcher.read_text()),
+        simulation: _simulation(simulation.read_text()),
     }
 
 
@@ -47,8 +43,17 @@ def _run_job(source: str) -> str:
 
 def _launcher(source: str) -> str:
     indent = " " * 8
-    fields = "".join(f"{indent}{_field(each)}\n" for each in launch_fields())
+    fields = "".join(f"{indent}{_field(each)}\n" for each in LAUNCH_FIELDS)
     return _between(source, indent + BEGIN, indent + END, fields)
+
+
+def _simulation(source: str) -> str:
+    fields = "".join(
+        f"    {option.name}: {option.type} = {_literal(option.initial)}\n"
+        for option in OPTIONS
+        if option.only == SIM
+    )
+    return _between(source, f"    {BEGIN}", f"    {END}", fields)
 
 
 def _field(field: LaunchField) -> str:

@@ -12,7 +12,8 @@ HEAD = """\
 
 For developers. `tools/state_diagrams.py` makes the diagrams from the tables in the modules. A test
 explores small machines with all possible facts, and finds exactly these transitions. A fact that is
-not shown changes no phase. One fact may lead through several phases at once.
+not shown changes no phase. One fact may lead through several phases at once. Facts have the names
+of the [journal](journal.md); where the class has another name, it follows in parentheses.
 """
 TABLES: tuple[tuple[str, str, Any], ...] = (
     ("Gang", "the workers of one node, which start and end together", of_gangs),
@@ -26,9 +27,15 @@ def diagram(transitions: dict[StrEnum, dict[StrEnum, tuple[type, ...]]]) -> str:
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(transitions))}"]
     for before, ways in transitions.items():
         for after, facts in ways.items():
-            names = ", ".join(fact.__name__ for fact in facts)
+            names = ", ".join(map(_label, facts))
             lines.append(f"    {before} --> {after}: {names}")
     return "\n".join([*lines, "```"])
+
+
+def _label(fact: type) -> str:
+    config = getattr(fact, "__struct_config__", None)  # `Answer` stands for several: it has none
+    name = fact.__name__
+    return name if config is None or config.tag == name else f"{config.tag} ({name})"
 
 
 def document() -> str:

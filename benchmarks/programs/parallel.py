@@ -57,7 +57,7 @@ CHOICES = {
     "norm": ("rms", "fused-rms", "layer"), "rotary": ("complex", "fused", "no"),
     "mlp": ("swiglu", "gelu"), "attention": ("flash", "softmax"), "split": ("sequence", "tensors"),
     "schedule": ("1F1B", "Interleaved1F1B", "GPipe"), "compile": ("no", "yes"),
-    "float8": ("no", "yes"), "reshard": ("all", "but-last"), "balance": ("layers", "products"),
+    "float8": ("no", "yes"), "cut": ("layers", "products"), "reshard": ("all", "but-last"),
 }  # fmt: skip
 
 
@@ -252,19 +252,29 @@ class Layer(nn.Module):  # type: ignore[misc]  # the same
         return x + self.network(self.norm_2(x))
 
 
-def begin_of(o: argparse.Namespace, stage: int, stages: int) -> int:
-    """The first layer of a stage.
+def blocks_of(o: argparse.Namespace, stage: int, stages: int) -> list[str]:
+    """The blocks of a stage, in the order of the forward pass.
 
-    Nanotron balances the products of weights: the head counts as so many layers. A stage ends with
-    the layer that exceeds its share.
+    Cut by layers, each stage has as many as the next, and the last one has the head as well. Cut
+    by products, as nanotron does, a stage ends with the block that takes the work over its share.
     """
-    if o.balance == "layers" or stage == stages:
-        return int(o.layers) * stage // stages
-    networks = 3 if o.mlp == "swiglu" else 2
-    of_layer = 4 * o.hidden * o.hidden + networks * o.ffn * o.hidden
-    whole = o.layers * of_layer + o.vocab * o.hidden
-    begin = 0 if stage == 0 else int(whole * stage // (stages * of_layer)) + 1
-    return min(int(o.layers), begin)
+    names = ["embedding", *["layer"] * o.layers, "norm", "head"]
+    if o.cut == "layers":
+        first, last = (o.layers * each // stages for each in (stage, stage + 1))
+        start = first + 1 if stage > 0 else 0
+        return names[start : len(names) if stage == stages - 1 else last + 1]
+    work = {"layer": o.hidden * (2 * o.hidden * (1 + o.kv_heads / o.heads) + 3 * o.ffn)}
+    work["head"] = o.hidden * o.vocab
+    share = (o.layers * work["layer"] + work["head"]) / stages
+    found, done, at = [], 0.0, 0
+    for name in names:
+        if at == stage:
+            found.append(name)
+        done += work.get(name, 0.0)
+        # The last block may take the sum over the share of the last stage by rounding alone.
+        if done > share * (at + 1) and at < stages - 1:
+            at += 1
+    return found
 
 
 class Part(nn.Module):  # type: ignore[misc]  # the same
@@ -272,13 +282,13 @@ class Part(nn.Module):  # type: ignore[misc]  # the same
 
     def __init__(self, o: argparse.Namespace, stage: int, stages: int) -> None:
         super().__init__()
-        first, last = (begin_of(o, each, stages) for each in (stage, stage + 1))
-        self.embedding = nn.Embedding(o.vocab, o.hidden) if stage == 0 else None
-        self.layers = nn.ModuleList(Layer(o) for _ in range(first, last))
-        is_end = stage == stages - 1
-        self.norm = Norm(o.hidden, o.norm) if is_end else None
-        self.head = nn.Linear(o.hidden, o.vocab, bias=False) if is_end else None
-        self.has_weights = any(True for _ in self.parameters())
+        blocks = blocks_of(o, stage, stages)
+        self.embedding = nn.Embedding(o.vocab, o.hidden) if "embedding" in blocks else None
+        self.layers = nn.ModuleList(Layer(o) for each in blocks if each == "layer")
+        self.norm = Norm(o.hidden, o.norm) if "norm" in blocks else None
+        self.head = nn.Linear(o.hidden, o.vocab, bias=False) if "head" in blocks else None
+        self.is_last = stage == stages - 1
+        self.columns: DeviceMesh | None = None
         self.angles = torch.ones(
             o.sequence, o.hidden // o.heads // 2, dtype=torch.complex64, device=device_type()
         )
@@ -300,9 +310,13 @@ class Part(nn.Module):  # type: ignore[misc]  # the same
             x = self.embedding(x)
         for layer in self.layers:
             x = self.call(layer, x, self.angles)
-        if self.head is not None and self.norm is not None:
-            x = self.head(self.norm(x))
-        return x if self.has_weights else x.view_as(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.head is not None:
+            x = self.head(x)
+        if self.columns is not None and self.head is None:  # a tensor of one rank has arrived
+            x = DTensor.from_local(x, self.columns, (Shard(-1),), run_check=False)
+        return x
 
 
 def device_type() -> str:
@@ -317,10 +331,12 @@ def split_tensors(o: argparse.Namespace, part: Part, mesh: DeviceMesh) -> None:
         ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=rows)
     if part.head is not None:
         ends["head"] = ColwiseParallel(
-            input_layouts=rows, output_layouts=Shard(-1), use_local_output=False
+            input_layouts=rows, output_layouts=Shard(-1), use_local_output=not part.is_last
         )
-        if o.split == "sequence":
-            ends["norm"] = SequenceParallel()
+    if part.norm is not None and o.split == "sequence":
+        ends["norm"] = SequenceParallel()
+    if part.is_last:
+        part.columns = mesh
     parallelize_module(part, mesh, ends)
     names = {"attention": ("q", "k", "v"), "network": ("up", "gate")}
     for layer in part.layers:
@@ -391,8 +407,8 @@ class Sharing:
             torch.zeros(-(-each.numel() // shares), dtype=torch.float32, device=each.device)
             for each in self.weights
         ]
-        held = self.masters or [torch.zeros(1, device=device_type())]  # of a stage without layers
-        self.optimizer = torch.optim.AdamW(held, fused=True)
+        # A stage with the loss alone has no weights; torch takes an empty group, not an empty list.
+        self.optimizer = torch.optim.AdamW([{"params": self.masters}], fused=True)
 
     def step(self) -> None:
         """Sum gradients over the ranks, and update."""
@@ -429,7 +445,9 @@ class Adding:
     def add(total: Tensor, parameter: Tensor) -> None:
         """Add the gradient of a weight to its sum."""
         grad = parameter.grad
-        total.add_(grad.to_local() if isinstance(grad, DTensor) else grad)
+        if isinstance(grad, DTensor):  # that of an embedding in rows has all rows
+            grad = grad.redistribute(placements=parameter.placements).to_local()
+        total.add_(grad)
         parameter.grad = None
 
 

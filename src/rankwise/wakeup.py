@@ -60,7 +60,7 @@ class Wakeup:
         return False
 
     def close(self) -> None:
-        """Restore the previous wake-up descriptor; nobody may ring from now on."""
+        """Restore the previous wake-up descriptor; `ring` must not be called any more."""
         if self._receives_signals:
             signal.set_wakeup_fd(self._previous_fd)
         os.close(self._reading)

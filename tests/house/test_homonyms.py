@@ -1,4 +1,4 @@
-"""Nobody meets one name for two things, unless a reason is written down."""
+"""A name stands for one thing, unless a reason is written down."""
 
 import sys
 from pathlib import Path
@@ -59,6 +59,16 @@ def test_classes_in_rooms_that_are_strangers_are_no_homonyms(tmp_path: Path) -> 
     source = package(tmp_path, here__one="import os\nclass Row: ...", there__two="class Row: ...")
 
     assert homonyms.homonymous_classes(source) == []
+
+
+def test_classes_in_rooms_that_are_strangers_are_counted_apart(tmp_path: Path) -> None:
+    source = package(
+        tmp_path, here__one="class Row: ...\nclass Line: ...", there__two="class Row: ...",
+        here__three="class Line: ...",
+    )  # fmt: skip
+
+    places = ("rankwise.here.one:1", "rankwise.there.two:1")
+    assert homonyms.distant_classes(source) == [homonyms.Homonym("Row", places)]
 
 
 def test_a_file_name_counts_from_three_rooms_on_and_a_package_never(tmp_path: Path) -> None:

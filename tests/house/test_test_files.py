@@ -1,4 +1,4 @@
-"""pytest imports test files by their base name: two files of one name cannot be collected together."""
+"""pytest imports test files by their base name, so two files of one name are refused."""
 
 from collections import Counter
 from pathlib import Path

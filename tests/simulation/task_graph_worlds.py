@@ -48,10 +48,10 @@ from rankwise.core.tree.vocabulary import (
     GraphSpec,
     GroupSubmitted,
     Recall,
-    Recalled,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
+    SlotsRecalled,
     Stimulus,
     TaskSubmitted,
 )
@@ -760,7 +760,7 @@ class TreeWorld:
                     self._children[effect.child].take_in(effect)
                 case Recall():
                     slots = self._children[effect.child].give_back()
-                    self._tell(Recalled(effect.child, slots))
+                    self._tell(SlotsRecalled(effect.child, slots))
                 case AllocationGranted() | AllocationRefused():
                     self._answers.append(effect)
                 case Drained():

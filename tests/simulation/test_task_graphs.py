@@ -20,7 +20,7 @@ from rankwise.base.errors import RankwiseError
 from rankwise.base.units import Instant
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.machine import TaskGraph
-from rankwise.core.tree.state import Task
+from rankwise.core.tree.state import GraphTask
 from rankwise.core.tree.vocabulary import (
     Access,
     ChildDied,
@@ -29,7 +29,7 @@ from rankwise.core.tree.vocabulary import (
     Effect,
     EndCause,
     GraphSpec,
-    Recalled,
+    SlotsRecalled,
     Stimulus,
 )
 
@@ -68,7 +68,7 @@ def run_seeds(count: int, make_graph: type[TaskGraph]) -> None:
 class BlindToReaders(Hazards):
     """Lets a writer overtake those who still read, and an old value be overwritten too early."""
 
-    def enter(self, task: Task, accesses: Sequence[Access]) -> dict[Task, bool]:
+    def enter(self, task: GraphTask, accesses: Sequence[Access]) -> dict[GraphTask, bool]:
         found = super().enter(task, accesses)
         return {producer: needs_data for producer, needs_data in found.items() if needs_data}
 
@@ -111,7 +111,7 @@ def test_every_seed_gives_the_values_of_a_sequential_run_and_the_seeds_see_it_al
             seen.update({unfinished.cause for unfinished in outcome.unfinished})
         stimuli = {type(stimulus) for stimulus in world.heard}
         seen["reported"] += ChildrenReported in stimuli
-        seen["recalled"] += any(isinstance(s, Recalled) and s.slots for s in world.heard)
+        seen["recalled"] += any(isinstance(s, SlotsRecalled) and s.slots for s in world.heard)
 
     expected = [*EndCause, "refused memory", "all completed", "reported", "recalled"]
     rare = {name: seen[name] for name in expected if seen[name] * 100 < SEED_COUNT}

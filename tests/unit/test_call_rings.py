@@ -5,13 +5,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from math import prod
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from rankwise.core.ledger import INIT_GROUP, Arrival, Fate, Stage
-from rankwise.core.matching import CallSignature, TensorForm
+from rankwise.core.matching import CallSignature, TensorForm, next_number
+from rankwise.core.matching.call_digest import digest_of
 from rankwise.drivers.real import section_ring, segments
 from rankwise.drivers.real.call_rings import (
     ArrivalReader,
@@ -361,9 +363,9 @@ def test_a_torch_that_lacks_what_is_needed_is_told_of_and_left_alone() -> None:
     told: list[str] = []
     reporter = SimpleNamespace(tell_ledger_is_off=told.append)
 
-    torch_calls.enter_calls(module, call_ring, reporter)
+    torch_calls.enter_calls(module, call_ring, digest_of, reporter)
     delattr(module, "barrier")
-    torch_calls.enter_calls(module, call_ring, reporter)
+    torch_calls.enter_calls(module, call_ring, digest_of, reporter)
 
     assert told == ["has no _world.pg_group_ranks", "has no distributed_c10d.barrier"]
     assert module.all_reduce is print
@@ -393,7 +395,7 @@ def test_what_is_raised_after_groups_were_destroyed_counts_from_then_until_there
     reporter = SimpleNamespace(
         left_at=None, tell_last_recorded=lambda: None, answer_for_recorder=lambda _: None
     )
-    torch_calls.enter_calls(module, call_ring, reporter)
+    torch_calls.enter_calls(module, call_ring, digest_of, reporter)
 
     module.destroy_process_group()
     left_at = reporter.left_at
@@ -408,7 +410,7 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
     def send(tensor: object, dst: int, group: object = None, tag: int = 0) -> None: ...
 
     module = torch_of_two(send=send)
-    torch_calls.enter_calls(module, call_ring, SimpleNamespace())
+    torch_calls.enter_calls(module, call_ring, digest_of, SimpleNamespace())
     tensor = SimpleNamespace(shape=(4,), dtype="torch.float32")
 
     for tag in (0, 3, 4, 3):
@@ -421,6 +423,43 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
         f"send of (4,) float32 to rank 8{told}"
         for told in ("", ", tag 3", ", tag 4", ", tag 3", ", tag 5")
     ]
+
+
+def test_what_members_must_agree_on_is_the_digest_of_the_call_that_is_entered(
+    segment: Segment,
+) -> None:
+    def gather(tensor: object, dst: object = None, group: object = None) -> None: ...
+
+    module = torch_of_two(gather=gather, get_backend=lambda _: "nccl")
+    torch_calls.enter_calls(module, call_ring, digest_of, SimpleNamespace())
+
+    for shape in ((4, 3), (3, 4), (5,)):
+        tensor = SimpleNamespace(
+            shape=shape, dtype="torch.float32", numel=lambda shape=shape: prod(shape)
+        )
+        module.all_reduce(tensor)
+        module.gather(tensor)
+
+    record = read_call_record(segment, 1, 8)
+    assert record is not None
+    reduced, gathered = record.calls[::2], record.calls[1::2]
+    for calls, has_one_size in ((reduced, True), (gathered, False)):
+        assert [call.match for call in calls] == [
+            call.signature.agreed(has_one_size=has_one_size).checksum for call in calls
+        ]
+    assert len({call.match for call in reduced}) == 2, "of two sizes"
+    assert len({call.match for call in gathered}) == 1, "members of NCCL may bring any size"
+
+
+def test_a_rank_numbers_its_calls_of_a_group_as_the_matcher_does(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+    expected = 0
+
+    for _ in range(3):
+        entry = ring.begin(group, stamp_of(group, 1, TEXT, LINE))
+        expected = next_number(expected)
+        assert ring.number_at(entry) == expected
 
 
 def test_agents_know_the_key_under_which_ranks_enter_init_process_group() -> None:

@@ -35,7 +35,7 @@ def of(operation: str) -> RawSignature:
 
 
 def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) -> ReportedCall:
-    return ReportedCall(number * SECOND, number, of(operation), len(operation), is_over)
+    return ReportedCall(number * SECOND, number, of(operation), is_over)
 
 
 def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> CallRecord:

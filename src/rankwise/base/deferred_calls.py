@@ -1,4 +1,4 @@
-"""Functions whose call runs nothing, but makes an object that somebody else would have to run."""
+"""Functions whose call runs nothing, but makes an object that other code has to run."""
 
 from functools import partial
 from typing import Any, NamedTuple

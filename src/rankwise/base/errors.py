@@ -20,7 +20,7 @@ module imports nothing: the help of commands shows it."""
 class PicklableError(Exception):
     """An exception that keeps attributes, notes and causes when it is pickled or copied.
 
-    Its class may be called with any arguments. What a cause is made of may be lost: see
+    Its class may be called with any arguments. Attributes of a cause may be lost: see
     `rankwise.base.exception_pickle`.
     """
 

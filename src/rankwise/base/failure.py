@@ -1,4 +1,4 @@
-"""What became of a worker, and of a gang: the words in which failures are told.
+"""The end of a worker, and of a gang: the words in which failures are told.
 
 These are values, not exceptions: they travel from the gang machine through the journal to the
 report. `rankwise.base.errors.WorkersFailed` carries them where an exception is due.
@@ -39,7 +39,7 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the process ended as a success."""
+        """True if the process ended as a success."""
         return self.code == 0
 
     @property
@@ -48,7 +48,7 @@ class ExitStatus(msgspec.Struct, frozen=True):
         return -self.code if self.code < 0 else None
 
     def may_be_by(self, signals: tuple[int, ...]) -> bool:
-        """Whether one of the signals may explain the end: as a kill, or as code 128 + signal."""
+        """True if one of the signals may explain the end: as a kill, or as code 128 + signal."""
         return any(self.code in (-signal, 128 + signal) for signal in signals)
 
     @property
@@ -58,7 +58,7 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """What the process did: `ended with exit code 3`, `was killed by SIGKILL`."""
+        """The end of the process in words: `ended with exit code 3`, `was killed by SIGKILL`."""
         number = self.signal_number
         if number is None:
             return f"ended with exit code {self.code}"
@@ -128,7 +128,7 @@ def record_of(
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; also of one that cannot be printed."""
+    """The text of an exception; also of one that cannot be printed."""
     try:
         return _encodable(str(error))
     except Exception as trouble:  # noqa: BLE001  # whatever a foreign class does when it is printed
@@ -189,6 +189,36 @@ class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a circle: the operation in which each of its ranks stands, such as `send`."""
 
 
+class CallOfRanks(msgspec.Struct, frozen=True, array_like=True):
+    """A call that blame is about, as values that are equal for the same call."""
+
+    ranks: tuple[int, ...]
+    """Those that have come to it in the same way."""
+    group: str
+    """The group's key; empty for a message."""
+    number: int
+    operation: str
+    checksum: int
+    """Of the call's signature (`core.matching`)."""
+    place: str
+    """The line of the program."""
+    peer: int
+    """The rank at the other end of a message."""
+
+
+class BlameIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who is blamed, and for what: blame that two looks have come to is the same if this is equal.
+
+    The sentence about it is for people, and is not compared.
+    """
+
+    blamed: tuple[int, ...]
+    """Ranks of the job."""
+    mismatch: Mismatch | None = None
+    calls: tuple[CallOfRanks, ...] = ()
+    """Those in which ranks wait or disagree, and the last one of a rank that is gone."""
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's failure, with all that is known about it.
 
@@ -209,14 +239,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence more: why it could not be started, how long it was silent."""
     accused: tuple[int, ...] = ()
     """Of one that is out of step, or for which others that hang wait: all ranks of the job that are
-    so together. Of several nobody can tell who began it, so none of them is more to blame than the
-    others."""
+    so together. If which of several began it is unknown, all of them are equally to blame."""
     mismatch: Mismatch | None = None
     """How it is out of step, where the calls of ranks were compared; `detail` is its sentence."""
     ended_by_us: bool = False
-    """Whether its process ended by a signal that rankwise had sent."""
+    """True if its process ended by a signal that rankwise had sent."""
     seen_dying: bool = False
-    """Whether it was seen dying of a signal, such as while its core was written."""
+    """True if it was seen dying of a signal, such as while its core was written."""
 
     rank: int = -1
     host: str = ""
@@ -224,34 +253,34 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int = 0
     """`at` as nanoseconds since 1970."""
     signal_sender: str = ""
-    """Who has sent the signal that it died of, where that is known: on simulated ranks."""
+    """The sender of the signal that it died of, where that is known: on simulated ranks."""
     was_stopped: bool = False
-    """Whether a signal such as SIGSTOP, or a debugger, had stopped it when it was told to end."""
+    """True if a signal such as SIGSTOP, or a debugger, had stopped it when it was told to end."""
     out_of_memory: bool | None = None
-    """Whether the kernel's out-of-memory killer did it; None when that cannot be known."""
+    """True if the kernel's out-of-memory killer did it; None when that cannot be known."""
     cpu_seconds_max: int | None = None
     """The CPU time it was allowed, if it was killed by a signal that the kernel sends for that."""
     stacks: str = ""
     """Python stacks of all its threads: at a fatal signal, or when it was found hanging or out of
     step."""
     waits_for: str = ""
-    """What it waited for when it was found hanging, where that can be known."""
+    """The operation that it waited for when it was found hanging, where that can be known."""
     thread_error: str = ""
-    """What a thread of it other than the main one has raised, as Python has printed that."""
+    """The exception of a thread other than the main one, as Python has printed it."""
     stderr_tail: tuple[str, ...] = ()
     stdout_tail: tuple[str, ...] = ()
     log_paths: tuple[str, ...] = ()
     error_file: str = ""
     gpus: tuple[str, ...] = ()
-    """What the GPUs of its node reported until then: errors, slow clocks; a sentence each."""
+    """Reports of the GPUs of its node until then: errors, slow clocks; a sentence each."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks are out of step, and nobody can tell which of them is to blame."""
+        """True if several ranks are out of step, and which of them is to blame is unknown."""
         return self.cause is FailureCause.OUT_OF_STEP and len(self.accused) > 1
 
     def is_as_much_to_blame_as(self, root: "Failure") -> bool:
-        """Whether it is that root cause, or is accused of the same."""
+        """True if it is that root cause, or is accused of the same."""
         return self is root or (len(self.accused) > 1 and self.accused == root.accused)
 
 
@@ -275,7 +304,7 @@ def _raised(error: ErrorRecord) -> str:
 
 
 def failure_in_words(failure: Failure, host: str = "") -> str:
-    """Who failed, where, and how: `rank 3 on node-7 failed: ValueError`.
+    """The headline of a failure: `rank 3 on node-7 failed: ValueError`.
 
     Of ranks that are out of step together none is named before the others.
     """
@@ -291,7 +320,7 @@ class OutcomeStatus(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Somebody asked it to stop, and it did."""
+    """A stop was requested, and it ended."""
 
 
 class Absence(StrEnum):
@@ -332,7 +361,7 @@ class Stood(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a gang.
+    """The end of a gang.
 
     Attributes:
         status: how its life ended.
@@ -346,7 +375,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         earlier: the attempts before the last one.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
         stood: where the ranks of this node stood when its time limit stopped the run.
-        awaited: who kept the others waiting then, in a sentence; empty if nobody is known to.
+        awaited: the rank that kept the others waiting then, in a sentence; empty if none is known.
         lateness: a sentence on the rank that made the others wait in collectives; empty where none
             did so for a notable part of the run.
     """

@@ -19,6 +19,10 @@ PLOT_LEFT, PLOT_RIGHT, PLOT_TOP, PLOT_BOTTOM = 110, 1000, 20, 330
 _BAR, _LINE_OF_TEXT = 18, 15
 _CHARACTER = 6.5
 """How wide a character is, about."""
+_DASHES = ("", "6 3", "2 3", "9 3 2 3")
+"""Of lines, when the colours begin anew."""
+_SPAN_OF_LINEAR = 20
+"""A larger ratio of values is drawn by logarithms: the small ones would lie on each other."""
 
 
 class Scale(Protocol):
@@ -34,19 +38,25 @@ class Scale(Protocol):
 
 
 class LogScale:
-    """From a range of positive numbers, by their logarithms, to coordinates."""
+    """From a range of positive numbers, by their logarithms to a base, to coordinates."""
 
-    def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self.low, self.high = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        self._start, self._per_decade = start, (end - start) / max(1, self.high - self.low)
+    def __init__(
+        self, low: float, high: float, start: float, end: float, base: float = 10.0
+    ) -> None:
+        self._base = base
+        per_base = math.log10(base)  # exact at powers of ten
+        self.low = math.floor(math.log10(low) / per_base)
+        self.high = math.ceil(math.log10(high) / per_base)
+        self._start, self._per_power = start, (end - start) / max(1, self.high - self.low)
 
     def __call__(self, value: float) -> float:
         """Where a value lies."""
-        return self._start + (math.log10(value) - self.low) * self._per_decade
+        power = math.log10(value) / math.log10(self._base)
+        return self._start + (power - self.low) * self._per_power
 
     def ticks(self) -> list[float]:
-        """The powers of ten."""
-        return [10.0**power for power in range(self.low, self.high + 1)]
+        """The powers of the base."""
+        return [self._base**power for power in range(self.low, self.high + 1)]
 
 
 class TightLogScale:
@@ -86,6 +96,15 @@ class LinearScale:
     def ticks(self) -> list[float]:
         """Nought, the half and the whole."""
         return [0.0, self._highest / 2, self._highest]
+
+
+def scale_for(
+    values: Sequence[float], highest: float, start: float, end: float, base: float = 10.0
+) -> Scale:
+    """By logarithms if the positive values differ much, else linear to a round highest value."""
+    if min(values) > 0 and max(values) > _SPAN_OF_LINEAR * min(values):
+        return LogScale(min(values), max(values), start, end, base)
+    return LinearScale(highest, start, end)
 
 
 def round_up(value: float) -> float:
@@ -138,11 +157,14 @@ def axes(
     return lines
 
 
-def polyline(points: Sequence[tuple[float, float]], colour: str, title: str = "") -> str:
+def polyline(
+    points: Sequence[tuple[float, float]], colour: str, title: str = "", dashes: str = ""
+) -> str:
     """A line through points."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5">'
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed}>'
         f"<title>{escape(title)}</title></polyline>"
     )
 
@@ -155,17 +177,27 @@ def dot(x: float, y: float, colour: str, title: str = "", radius: int = 5) -> st
     )
 
 
-def legend(names: Sequence[str], colours: Sequence[str], y: float) -> tuple[list[str], float]:
-    """Names in their colours, in as many lines as they need; and how far down they go."""
+def legend(
+    names: Sequence[str], colours: Sequence[str], y: float, dashes: Sequence[str] = ()
+) -> tuple[list[str], float]:
+    """Names in their colours, in as many lines as they need; and how far down they go.
+
+    Of names with `dashes`, a piece of their line is shown.
+    """
     lines, x = [], float(PLOT_LEFT)
-    for name, colour in zip(names, colours, strict=True):
-        width = 18 + _CHARACTER * len(name)
+    for index, (name, colour) in enumerate(zip(names, colours, strict=True)):
+        mark, of_line = 10, any(dashes)
+        if of_line:
+            mark = 24
+        width = mark + 8 + _CHARACTER * len(name)
         if x + width > PICTURE_WIDTH and x > PLOT_LEFT:
             x, y = float(PLOT_LEFT), y + _LINE_OF_TEXT
         lines.append(
-            f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>'
-            f'<text x="{x + 14:.1f}" y="{y:.1f}">{escape(name)}</text>'
+            polyline([(x, y - 4), (x + mark, y - 4)], colour, "", dashes[index])
+            if of_line
+            else f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>'
         )
+        lines.append(f'<text x="{x + mark + 4:.1f}" y="{y:.1f}">{escape(name)}</text>')
         x += width + 14
     return lines, y
 
@@ -231,14 +263,15 @@ def lines_plot(
     y = LogScale(min(heights), max(heights), PLOT_BOTTOM, PLOT_TOP)
     lines = axes(x, y, words, names)
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(series))]
-    for each, colour in zip(series, colours, strict=True):
+    dashes = [_DASHES[index // len(COLOURS) % len(_DASHES)] for index in range(len(series))]
+    for each, colour, dash in zip(series, colours, dashes, strict=True):
         placed = [(x(point[0]), y(point[1])) for point in each.points]
         if len(placed) > 1:
-            lines.append(polyline(placed, colour, each.name))
+            lines.append(polyline(placed, colour, each.name, dash))
         lines += [
             dot(*at, colour, point[2], 4) for at, point in zip(placed, each.points, strict=True)
         ]
-    more, bottom = legend([each.name for each in series], colours, PLOT_BOTTOM + 58)
+    more, bottom = legend([each.name for each in series], colours, PLOT_BOTTOM + 58, dashes)
     return svg(PICTURE_WIDTH, round(bottom + 14), [*lines, *more], title)
 
 
@@ -250,7 +283,7 @@ class Bar(NamedTuple):
     text: str = ""
 
 
-_NAMES_MOST, _BARS_RIGHT = 240, 900
+_NAMES_MOST = 240
 
 
 def bars_chart(rows: Sequence[Bar], title: str, names: Sequence[tuple[str, str]] = ()) -> str:
@@ -261,7 +294,8 @@ def bars_chart(rows: Sequence[Bar], title: str, names: Sequence[tuple[str, str]]
     left = min(_NAMES_MOST, round(max(len(row.name) for row in rows) * _CHARACTER) + 8) + 10
     low = min(0.0, *(sum(min(0.0, part[0]) for part in row.parts) for row in rows))
     high = max(0.0, *(sum(max(0.0, part[0]) for part in row.parts) for row in rows))
-    per = (_BARS_RIGHT - left) / ((high - low) or 1.0)
+    right = PICTURE_WIDTH - 12 - round(max(len(row.text) for row in rows) * _CHARACTER)
+    per = (right - left) / ((high - low) or 1.0)
     zero = left - low * per
     lines, y = [], 6
     for row in rows:

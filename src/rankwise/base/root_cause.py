@@ -13,11 +13,10 @@ later explains them; without one, an exit that told of nothing. The same is true
 SIGPIPE, by which native code dies of a closed connection. So SIGABRT explains a lost connection
 only if it was seen that soon, or if the rank was seen dying then (its core was written): a watchdog
 aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause of what
-was killed after it. What ended because rankwise had told it to stop never explains anything and
-comes last. Who was found to be out of step explains the exceptions of those that waited for it, and
-comes first: it was accused only since none had failed by itself. Ranks that have hung explain
-consequences that others raise, also earlier: while these waited, they did. An exception of our own
-collectives says that another rank is to blame. So the first failure that says nothing of others
+was killed after it. A failure after rankwise had told the rank to stop explains nothing and comes
+last. A rank that was found to be out of step explains the exceptions of those that waited for it,
+and consequences that others raise, also earlier: while these waited, they did. An exception of our
+own collectives says that another rank is to blame. So the first failure that says nothing of others
 explains it, also a later one.
 
 Tasks of a chip worker are no ranks: the task graph knows which of them follow from which (see
@@ -68,7 +67,7 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
             for suspect in ordered:
                 failure = failure_of(suspect)
                 is_soon = failure.at - earliest.at < HEAD_START
-                # What native code may do when its peer is gone, it may also do as the first.
+                # Native code may do so when its peer is gone, and also as the first.
                 may_be_late = says_so and (died_alone is not _killed or failure.seen_dying)
                 if died_alone(failure) and (is_soon or may_be_late):
                     return [suspect, *(each for each in ordered if each is not suspect)]

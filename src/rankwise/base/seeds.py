@@ -1,10 +1,9 @@
 """Many independent streams of chance from one seed, each found by its name.
 
 A simulation is repeatable if its seed decides everything, and stays comparable if a new use of
-chance does not shift the old ones. So nobody draws from a common stream: each purpose derives a
-seed of its own from the run's seed and the purpose's name, and a part that may own a generator
-(never a machine) makes it from that. Derived by hashing, because `hash()` differs from process to
-process.
+chance does not shift the old ones. So no stream is shared: each purpose derives a seed of its own
+from the run's seed and the purpose's name, and a part that may own a generator (never a machine)
+makes it from that. Derived by hashing, because `hash()` differs from process to process.
 """
 
 from hashlib import blake2b

@@ -1,4 +1,4 @@
-"""What somebody probably meant by a name that does not exist."""
+"""The name that was probably meant by one that does not exist."""
 
 from collections.abc import Iterable
 

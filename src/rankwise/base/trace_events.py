@@ -2,8 +2,8 @@
 
 The format has microseconds; six decimals keep picoseconds. Chrome's viewer takes them as they are.
 Perfetto counts whole nanoseconds: some of its versions cut the rest off, others round it, and all
-drop a slice that begins on its track before the last one has ended. What goes on at the same time
-needs lanes, a track each; and figures are chosen such that
+drop a slice that begins on its track before the last one has ended. Simultaneous work needs lanes,
+a track each; and figures are chosen such that
 
 - a start is cut off and rounded as the exact one would be (a half is rounded up);
 - however a start and a duration are read, their sum is not after the end, read in the same way.

@@ -1,8 +1,8 @@
 """Parts of the pages that runs leave: one HTML file each, with everything inline.
 
 The page of a simulated run and that of a real one are made of these. Pictures are SVG written here,
-and nothing is fetched: a page can be mailed. What a caller hands in as text is escaped; what it
-hands in as HTML says so.
+and nothing is fetched: a page can be mailed. Text of a caller is escaped; what it hands in as HTML
+says so.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ p.about, p.note { color: var(--soft); margin: 0 0 12px; max-width: 78ch; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--soft); font-weight: 600; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-tr:last-child td { border-bottom: 0; } td.wrap { white-space: normal; }
+tr:last-child td { border-bottom: 0; } td.wrap { white-space: normal; min-width: 24em; }
 .bar { display: inline-block; height: 9px; background: var(--accent); border-radius: 2px;
   min-width: 1px; vertical-align: middle; }
 .bar-cell { width: 40%; min-width: 80px; }
@@ -50,13 +50,15 @@ _SCOPED = """
 .rankwise table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .rankwise th, .rankwise td { padding: 3px 10px; border-bottom: 1px solid var(--line);
   text-align: left; white-space: nowrap; }
-.rankwise td.wrap { white-space: normal; }
+.rankwise td.wrap { white-space: normal; min-width: 24em; }
 .rankwise .scroll { overflow-x: auto; } .rankwise svg { max-width: 100%; height: auto; }
 .rankwise svg text:not([fill]) { fill: currentColor; }
 """
 
 LEFT, WIDTH, ROW = 130, 880, 15
 """Of a chart: where its strips begin, how long they are, and how far apart."""
+_CELL_MOST, _WRAPPED = 60, ' class="wrap"'
+"""A cell of more characters is folded."""
 BINS = 160
 """How many parts of the time a strip shows."""
 
@@ -81,7 +83,10 @@ def fragment(sections: Iterable[str]) -> str:
 def table(rows: Sequence[Sequence[str]]) -> str:
     """A table of cells; the first row has the names of the columns."""
     head, *body = (
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        "".join(
+            f"<{tag}{_WRAPPED if len(cell) > _CELL_MOST else ''}>{escape(cell)}</{tag}>"
+            for cell in row
+        )
         for row, tag in zip(rows, ("th", *["td"] * len(rows)), strict=False)
     )
     lines = "".join(f"<tr>{row}</tr>\n" for row in body)

@@ -226,7 +226,7 @@ def begin_work() -> None:
 def ensure_standard_streams() -> None:
     """Open what the caller has closed (`>&-`) on nothing.
 
-    Otherwise the next pipe that somebody makes gets its number, and output goes there.
+    Otherwise the next pipe of this process gets its number, and output goes there.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)  # noqa: FBT003  # the standard library's signature

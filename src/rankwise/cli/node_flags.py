@@ -88,15 +88,13 @@ def master_address(
     Raises:
         ConfigError: a port is out of range, or the endpoint is not HOST or HOST:PORT.
     """
-    if master_port is not None and not 0 <= master_port <= 65535:
-        raise ConfigError(f"--master-port is {master_port}, expected 0 to 65535")
     host = master_addr.removeprefix("[").removesuffix("]")
     port = master_port
     if endpoint and backend == "static" and not is_standalone:
         from rankwise.drivers.real.stores.connections import split_endpoint  # noqa: PLC0415  # loads sockets
 
         host, port = split_endpoint(endpoint)
-    # Port 0 is everybody's way of asking for any free port.
+    # Port 0 is the usual way of asking for any free port.
     return MasterAddress(host, port or None)
 
 

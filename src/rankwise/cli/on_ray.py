@@ -13,7 +13,7 @@ from rankwise.cli.node_flags import check_rendezvous, node_counts, parse_setting
 from rankwise.cli.run_names import random_run_name
 from rankwise.launch.limits import check_run_id
 from rankwise.launch.on_ray.job import RayJob
-from rankwise.launch.options import RAY
+from rankwise.launch.options import PREFIX_OF_NODES, RAY
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
@@ -22,8 +22,6 @@ JOIN_TIMEOUT = Duration(600 * SECOND)
 """How long to wait for nodes, unless `--rdzv-conf join_timeout` says so."""
 _DECIDED_HERE = ("--on", "--ray-resources", "--nnodes", "--rdzv-id", "--rdzv-backend")
 _ALSO_DECIDED_HERE = ("--rdzv-endpoint", "--rdzv-conf")
-_PREFIX_OF_RANKS = "[${role_name}${rank}]:"
-"""Local ranks would be the same on every node, and all nodes write to one console."""
 
 
 def run_elsewhere(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -91,7 +89,7 @@ def _words_of_agents(options: "RunOptions", words: Sequence[str]) -> tuple[str, 
     own = (*_DECIDED_HERE, *_ALSO_DECIDED_HERE)
     kept = [word for word in words[:end] if word.partition("=")[0] not in own]
     if not {"log_prefix", "no_prefix"} & options.origins.keys():
-        kept.append(f"--log-prefix={_PREFIX_OF_RANKS}")
+        kept.append(f"--log-prefix={PREFIX_OF_NODES}")
     return (*kept, *words[end:])
 
 

@@ -24,6 +24,7 @@ from rankwise.drivers.real.early_signals import leave_alone
 from rankwise.launch.options import (
     MACHINE,
     ORDER,
+    PREFIX_OF_NODES,
     SIM,
     TIMING_ONLY,
     options_deciding,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """What the runtimes of GPUs read: a simulation uses none of this machine's."""
 _MACHINE_EXPECTED = f"expected {MACHINE}, a preset or a topology file"
-_PREFIX_OF_RANKS = "[${role_name}${rank}]:"
-"""Local ranks would be the same on every node, and all nodes write to one console."""
 
 
 def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> "Outcome":
@@ -61,12 +60,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     options.refuse_with(SIM)
     one_node = msgspec.structs.replace(options, nnodes="1", spares=0)
     if counts.most > 1 and not {"log_prefix", "no_prefix"} & options.origins.keys():
-        one_node = msgspec.structs.replace(one_node, log_prefix=_PREFIX_OF_RANKS)
-    if options.spares < 0:
-        raise ConfigError(
-            f"{options.label('spares')} is {options.spares}, expected 0 or more",
-            hint="it is the number of nodes in reserve",
-        )
+        one_node = msgspec.structs.replace(one_node, log_prefix=PREFIX_OF_NODES)
     job = job_from(one_node, environ)
     leave_alone(job.signals)
     from rankwise.launch.run.thread_limit import thread_environment  # noqa: PLC0415  # the same
@@ -89,6 +83,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.simranks.run.equal_ranks import run_equals_once  # noqa: PLC0415  # the same
     from rankwise.simranks.run.exploration import WantedOrder  # noqa: PLC0415  # the same
     from rankwise.simranks.run.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
+    from rankwise.simranks.run.simulation_options import SimulationOptions  # noqa: PLC0415  # the same
 
     faults, chip_faults = read_faults_of_run(
         options.faults,
@@ -102,31 +97,25 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         _check_one_run(options, has_nodes=rendezvous is not None)
         files = RunFiles(options, job)
         job = files.job
+    simulation = SimulationOptions(
+        **{name: getattr(options, name) for name in SimulationOptions.__struct_fields__}
+    )
     make = partial(
         Rehearsal,
         # An exploration is one event, its schedules are not.
         job if options.explore is None else msgspec.structs.replace(job, on_failure=None),
+        simulation,
         node_count=counts.most,
         rendezvous=rendezvous,
-        seed=options.seed,
-        device=options.device,
         machine=machine,
-        packages=options.import_per_rank,
         keeps_log=(options.trace, options.report) != (None, None),
-        has_virtual_clock=options.virtual_clock,
-        timing_only=options.timing_only,
-        every_rank=options.every_rank,
-        values=options.values,
-        synthetic_data=options.synthetic_data,
-        tokens_per_step=options.tokens_per_step,
-        records_values=options.record_values is not None,
         faults=faults,
         chip_faults=chip_faults,
     )
     _check_timing_only(options, machine)
     _check_one_order(options)
     _check_packages(options)
-    order = WantedOrder(options.schedule == "random", options.seed, options.explore, options.replay)
+    order = WantedOrder.of(simulation)
     begin_once = cache(begin_work)  # several orders may be run, each by a rehearsal of its own
     with _shown(options, job, machine) as watch:
 

@@ -46,7 +46,7 @@ class OptionWithVariable(click.Option):
             case "choice":
                 attributes["type"] = click.Choice(row.choices)
             case "integer" if row.least is not None:
-                attributes["type"] = click.IntRange(row.least)
+                attributes["type"] = click.IntRange(row.least, row.most)
             case "number" if row.least is not None:
                 attributes["type"] = click.FloatRange(row.least)
             case "file":

@@ -1,7 +1,7 @@
 """`rankwise ps`: which runs there are on this machine, and how they are.
 
-What the agents cannot know without looking, memory and CPU time, is looked up here: each rank
-leads a session, and what is in it belongs to that rank.
+Memory and CPU time, which agents do not know without looking, are looked up here: each rank leads a
+session, and what is in it belongs to that rank.
 """
 
 import shutil
@@ -69,10 +69,10 @@ def _statuses() -> list[dict[str, Any]]:
 
     deadline = deadline_after(PATIENCE)
     rows = []
-    for heard in ask_all(list_runs() + list_pools(), "status", deadline):
-        row: dict[str, Any] = {"run_id": heard.run.run_id, "pid": heard.run.pid}
+    for reply in ask_all(list_runs() + list_pools(), "status", deadline):
+        row: dict[str, Any] = {"run_id": reply.run.run_id, "pid": reply.run.pid}
         try:
-            for line in heard.lines():
+            for line in reply.lines():
                 row |= line
         except NotGenuine:
             continue

@@ -63,7 +63,7 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the environment, then the command line, which wins.
 
-        `ctx.obj` is the environment when somebody else's is meant than this process's.
+        `ctx.obj` is the environment if it is another one than this process's.
         """
         environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
         options = _options(self)
@@ -264,7 +264,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
         leave_alone(job.signals)
         hold_interrupts()
         started = None
-        with suppress(OSError):  # it is tried again by who can tell the reason
+        with suppress(OSError):  # it is tried again where the reason can be told
             started = hosting_for(job)  # it starts on another core while we import the rest
         from rankwise.launch.run.supervision import supervise  # noqa: PLC0415  # see above
 

@@ -32,6 +32,7 @@ from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.cluster.plan import plan_alone
 from rankwise.launch.limits import (
+    check_positive,
     check_restarts,
     check_role,
     check_run_id,
@@ -39,7 +40,13 @@ from rankwise.launch.limits import (
     check_working_directory,
     shown,
 )
-from rankwise.launch.options import options_needing, options_refused
+from rankwise.launch.options import (
+    default_of,
+    option_named,
+    options_needing,
+    options_refused,
+    options_that_are_positive,
+)
 from rankwise.launch.run.job import (
     Executable,
     Function,
@@ -64,7 +71,6 @@ BEYOND_RESTARTS = (
 )  # fmt: skip
 """Options of rankwise's own: a job with one of them has a plan for its nodes, also if it has one
 node."""
-PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 HEALTH_TOKEN_VARIABLE = "RANKWISE_HEALTH_TOKEN"  # noqa: S105  # the variable's name
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _KINDS = "a number, auto, cpu, gpu or xpu"
@@ -87,8 +93,6 @@ _UNFIT_TO_PASS_ON = {
     ),
 }
 _REAL_TIME = re.compile(r"(SIGRTMIN|SIGRTMAX)([+-]\d+)")
-FORWARDED = "SIGUSR1,SIGUSR2"
-"""What is passed on if nobody says otherwise."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +217,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     counts = node_counts(options.nnodes, options.node_rank, label=options.label("nnodes"))
     check_rendezvous(options.rdzv_backend, options.rdzv_conf)
     _check_event_handler(options)
+    _check_positive(options)
     size = _size(options, environ)
     _check_devices(options, size, environ)
     master = master_address(
@@ -265,7 +270,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         master_port=master.port,
         logs=_logs(options, size),
         on_failure=_failure_command(options),
-        timeout=_more_than_nothing(options, "timeout", options.timeout),
+        timeout=options.timeout,
         keep_children=options.keep_children,
         signals=_signals(options),
         heeds_all_signals=True,
@@ -360,20 +365,19 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
 
 
 def _gang(options: RunOptions, size: int) -> GangSpec:
-    hang_timeout = _more_than_nothing(options, "hang_timeout", options.hang_timeout)
-    gang = GangSpec(size=size, hang_timeout=hang_timeout)
-    start_timeout = _more_than_nothing(options, "start_timeout", options.start_timeout)
-    if start_timeout is not None:
-        gang = msgspec.structs.replace(gang, spawn_timeout=start_timeout)
+    gang = GangSpec(size=size, hang_timeout=options.hang_timeout)
+    if options.start_timeout is not None:
+        gang = msgspec.structs.replace(gang, spawn_timeout=options.start_timeout)
     if options.shutdown_timeout is not None:
         gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
     return gang
 
 
-def _more_than_nothing(options: RunOptions, name: str, value: Duration | None) -> Duration | None:
-    if value is not None and value <= 0:
-        raise ConfigError(f"{options.label(name)} is 0, expected more than 0 seconds")
-    return value
+def _check_positive(options: RunOptions) -> None:
+    for row in options_that_are_positive():
+        value = getattr(options, row.name)
+        if value is not None:
+            check_positive(value, options.label(row.name), given=0)
 
 
 def _failure_command(options: RunOptions) -> str | None:
@@ -446,7 +450,7 @@ def _preload(
 def _logs(options: RunOptions, size: int) -> LogPlan:
     _check_logs_specs(options)
     # What torch's variable may name besides is left as it is, as torchrun does.
-    if options.label("log_prefix") != PREFIX_TEMPLATE_VARIABLE:
+    if options.label("log_prefix") not in option_named("log_prefix").variables:
         check_prefix(options.log_prefix, options.label("log_prefix"))
     if options.log_dir == "":
         raise ConfigError(
@@ -530,7 +534,7 @@ def _signals(options: RunOptions) -> tuple[int, ...]:
     if not numbers:
         raise ConfigError(
             f"{label} names no signal, so nothing could end the run gracefully",
-            hint="leave it out for SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            hint=f"leave it out for {default_of('signals_to_handle')}",
         )
     return numbers
 
@@ -556,7 +560,7 @@ def _passed_signals(options: RunOptions) -> tuple[int, ...]:
                 f"{label}: {signal_name(number)} ends no process, so its usual effect stays",
                 hint="name signals such as SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
             )
-    if given == FORWARDED:
+    if given == default_of("forward_signals"):
         return numbers  # nobody has asked for it
     stopping = options.label("signals_to_handle")
     for number in _signals(options):

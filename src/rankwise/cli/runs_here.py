@@ -45,7 +45,7 @@ def complete_run(
 RUN_ARGUMENT = click.argument("run", required=False, shell_complete=complete_run)
 """May be left out while there is only one run."""
 NAMED_RUN_ARGUMENT = click.argument("run", shell_complete=complete_run)
-"""For what cannot be taken back: the only run there is may be somebody else's, or a later one."""
+"""For what cannot be taken back: the only run there is may be another user's, or a later one."""
 
 ANSWER_TIMEOUT_OPTION = click.option(
     "--timeout",

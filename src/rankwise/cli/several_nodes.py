@@ -24,6 +24,7 @@ from rankwise.launch.cluster.addresses import (
 from rankwise.launch.cluster.plan import RendezvousPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.limits import check_run_id
+from rankwise.launch.options import MASTER_PORT
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
@@ -32,8 +33,6 @@ SERVED_BY_AN_AGENT = ("static", "embedded", "c10d")
 """Backends whose store lives in one of the agents."""
 FINGERPRINT_CHARACTERS = 200
 """How much of a program and its arguments is kept to be shown."""
-MASTER_PORT = 29500
-"""torchrun's, for nodes that are told nothing else."""
 
 
 def cluster_plan(
@@ -111,7 +110,6 @@ def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str)
             f"{label} needs several nodes, and this run has one",
             hint="leave it out, or give --nnodes",
         )
-    _check_numbers(options)
     return plan_alone(
         _policy(options, policy),
         address,
@@ -141,26 +139,10 @@ def _check_together(options: "RunOptions", counts: NodeCounts, *, is_static: boo
             "together",
             hint="give --rdzv-backend etcd, and --rdzv-endpoint with the first three nodes",
         )
-    if options.spares < 0 or (options.spares and is_static):
+    if options.spares and is_static:
         raise ConfigError(
-            f"{options.label('spares')} is {options.spares}, expected 0"
-            + (
-                " with the static rendezvous, which needs all its nodes"
-                if is_static
-                else " or more"
-            )
-        )
-    _check_numbers(options)
-
-
-def _check_numbers(options: "RunOptions") -> None:
-    for name in ("max_no_progress", "max_node_failures"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{options.label(name)} is {value}, expected 1 or more")
-    if options.health_port is not None and not 0 <= options.health_port <= 65535:
-        raise ConfigError(
-            f"{options.label('health_port')} is {options.health_port}, expected 0 to 65535"
+            f"{options.label('spares')} is {options.spares}, expected 0 with the static "
+            "rendezvous, which needs all its nodes"
         )
 
 
@@ -187,7 +169,7 @@ def has_token(store: Mapping[str, str]) -> bool:
 def _token_fingerprint(store: Mapping[str, str], run_id: str) -> dict[str, str]:
     """Tells nodes with another token apart, also in a store that asks for none, such as an etcd.
 
-    Their ranks could not talk to each other. Who reads the store sees it: it is too short to find
+    Their ranks could not talk to each other. A reader of the store sees it: it is too short to find
     a random token by.
     """
     if not has_token(store):

@@ -382,7 +382,8 @@ def _run_one(
             f"--trace and --report are both {trace!r}, and would overwrite each other"
         )
     session = BenchSession(settings, with_messages=trace is not None)
-    # What others read holds nothing but results; for people, the program's own words belong there.
+    # Output for other programs holds nothing but results; for people, the program's own words
+    # belong there.
     prints = nullcontext() if style == "table" else redirect_stdout(sys.stderr)
     try:
         with prints, watched(session.engine, settings.program):

@@ -29,7 +29,7 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
 
     All parts add up to the difference. Exit code 2: A or B tells nothing of a run.
     """
-    from rankwise.cli.sim_progress import progress_shown, terminal_width  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import counted, terminal_width  # noqa: PLC0415  # not for --help
     from rankwise.sim.reporting.comparison import compare as side_by_side  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable, write_text  # noqa: PLC0415  # the same
     from rankwise.simranks.run import compared as given  # noqa: PLC0415  # the same
@@ -37,8 +37,10 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
     if report is not None:
         check_writable(report)
     try:
-        with progress_shown() as tell:
-            runs = given.breakdown_of(first, tell), given.breakdown_of(second, tell)
+        with counted(2, "compare", "run") as progress:
+            one = given.breakdown_of(first)
+            progress(1, int(given.is_command(first)))  # a file that is read tells no duration
+            runs = one, given.breakdown_of(second)
     except given.CommandFailed as error:
         click.echo(f"rankwise: error: {error.message}", err=True)
         return 1

@@ -12,7 +12,7 @@ that follows from job and step:
 - *else*: in an embedded store on the first host. Each knows which node it is (SLURM_NODEID): the
   first one serves, so no name has to be looked up for that.
 
-What the user says wins: with --standalone, or as soon as one option or PET_ variable says where or
+The user's options win: with --standalone, or as soon as one option or PET_ variable says where or
 as whom this node meets the others, nothing is taken from SLURM but the sizes behind
 `--nproc-per-node auto`, and the run's name where nodes meet in an etcd. A run inside a worker of
 another run takes nothing at all, although it inherits the variables.
@@ -46,7 +46,7 @@ _STEP_STRIDE = 1009
 _MEETING_OPTIONS = ("rdzv_endpoint", "master_addr", "master_port", "node_rank", "standalone")
 """With one of these the user has said how the nodes meet."""
 _SETTINGS_OF_EMBEDDED = frozenset({"token", "token_file", "encrypts", "is_host", "linger"})
-"""Who gives one of these in --rdzv-conf means an embedded store."""
+"""With one of these in --rdzv-conf, the store is an embedded one."""
 _SERVED_BY_A_NODE = ("static", "embedded", "c10d")
 """Backends whose store lives in an agent, so that it can be on the first host."""
 

@@ -17,7 +17,7 @@ from rankwise.cli.runs_here import (
 )
 
 PATIENCE = Duration(10 * SECOND)
-"""How soon an agent must have heard it."""
+"""How soon an agent must have confirmed it."""
 
 
 @click.command("stop", context_settings=CONTEXT_SETTINGS)

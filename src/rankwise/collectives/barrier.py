@@ -34,7 +34,7 @@ from rankwise.base.errors import CollectiveError, CollectiveTimeout, LocalProtoc
 from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording
-from rankwise.collectives.calls import Call, read_header
+from rankwise.collectives.calls import AgreedCall, read_header
 from rankwise.core.matching import MemberCalls, agree, behind
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
@@ -94,7 +94,7 @@ class Barrier:
         self.phase: int = self._ledgers[self._phase_index]
         # The segment outlives a communicator: the next one of this rank goes on counting.
         self.calls = MemberCalls(self._read(rank, LEDGER_OPERATIONS))
-        self._call: Call | None = None
+        self._call: AgreedCall | None = None
         self._patience = Duration(0)
         self._expected_headers = b""
         self._header_rows = [
@@ -111,7 +111,7 @@ class Barrier:
         """The buffer that may be written before the next barrier."""
         return self.phase % BUFFER_COUNT
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Open an operation; its first barrier compares what the ranks are doing."""
         self._call = call
         self._patience = patience
@@ -176,7 +176,7 @@ class Barrier:
         self._arrivals.ring()
 
     def close(self) -> None:
-        """Let somebody else of this rank continue, and let go of the memory."""
+        """Let the rank's other calls continue, and let go of the memory."""
         self._ledgers[self._ledger_index(self.rank, LEDGER_PID)] = 0
         self._ledgers.release()
 
@@ -224,7 +224,8 @@ class Barrier:
         return [rank for rank in ranks if self._memory[offset + 4 * rank]]
 
     def _look_for_the_lost(self, phase: int) -> None:
-        # Who died without a word is the cause; who withdrew may have done so because of that.
+        # A rank that died silently is the cause; one that withdrew may have done so because of
+        # that.
         dead = self._flags(self._layout.deaths, self._missing(phase))
         withdrawn = self._flags(self._layout.withdrawals, dead)
         silent = [rank for rank in dead if rank not in withdrawn]
@@ -243,7 +244,7 @@ class Barrier:
         )
 
     def _look_for_the_withdrawn(self, phase: int) -> None:
-        """Raise if somebody gave up in this operation, or before this phase."""
+        """Raise if a rank gave up in this operation, or before this phase."""
         withdrawn = [
             rank
             for rank in self._flags(self._layout.withdrawals, list(range(self.size)))
@@ -254,8 +255,8 @@ class Barrier:
             flags = self._layout.withdrawals
             if any(self._memory[flags + 4 * rank] == WITHDRAWN_FOR_PEER for rank in withdrawn):
                 # They have missed a rank that we will miss a phase later: that is the cause.
-                everybody = [rank for rank in range(self.size) if rank not in withdrawn]
-                silent = self._flags(self._layout.deaths, everybody)
+                others = [rank for rank in range(self.size) if rank not in withdrawn]
+                silent = self._flags(self._layout.deaths, others)
                 if silent:
                     raise self._peer_died(silent)
             dead = self._flags(self._layout.deaths, withdrawn)

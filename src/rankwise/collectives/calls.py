@@ -6,7 +6,6 @@ call: the operation, the shape, the dtype, the reduction or the root. The number
 not part of it, for ranks that agreed on all operations before have counted the same.
 """
 
-import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _CHECKSUM_BYTES = 4
 
 
-class Call(msgspec.Struct, frozen=True, eq=False):
+class AgreedCall(msgspec.Struct, frozen=True, eq=False):
     """An operation with its arguments, as far as all ranks must agree on them.
 
     Compared by identity: `describe` returns the same object for equal arguments, as long as it
@@ -48,7 +47,7 @@ def describe(
     *,
     op: str | None = None,
     root: int | None = None,
-) -> Call:
+) -> AgreedCall:
     """Return a call such as `all_reduce #1 (max) of (4, 3) float64`."""
     tensors: tuple[TensorForm, ...] = ()
     if dtype is not None:
@@ -57,15 +56,10 @@ def describe(
         tensors = (TensorForm(shape, kind),)
     signature = CallSignature(name, op or "", NO_RANK if root is None else root, tensors)
     fields = signature_text(name, op or "", root, tensors=[(shape, each.dtype) for each in tensors])
-    return Call(signature, fields, _encode(fields))
-
-
-def _encode(text: str) -> bytes:
-    encoded = text.encode()
-    # A text too long for its place is cut; the checksum tells what was lost apart.
-    checksum = zlib.crc32(encoded).to_bytes(_CHECKSUM_BYTES, "little")
-    header = checksum + encoded[: HEADER_BYTES - _CHECKSUM_BYTES]
-    return header.ljust(HEADER_BYTES, b"\0")
+    # Fields too long for their place are cut; the checksum tells what was lost apart.
+    checksum = signature.checksum.to_bytes(_CHECKSUM_BYTES, "little")
+    header = (checksum + fields.encode())[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
+    return AgreedCall(signature, fields, header)
 
 
 def read_header(header: bytes, number: int) -> str:

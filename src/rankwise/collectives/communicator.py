@@ -4,7 +4,7 @@ Every operation takes anything that `numpy.asarray` takes, leaves it alone, and 
 array; or fills and returns `out` when it is given, which may be the argument itself to work in
 place. All ranks call the same operations in the same order, with arrays of equal shape and dtype.
 
-What an operation promises:
+Promises of an operation:
 
 - The result is the same on all ranks, to the bit, and independent of timing (`reductions`).
 - It ends. A peer that dies, leaves an operation with an error, or stays away longer than the
@@ -23,7 +23,6 @@ import operator
 import os
 import threading
 import weakref
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -32,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError, PeerDied
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
-from rankwise.collectives.calls import Call, describe
+from rankwise.collectives.calls import AgreedCall, describe
 from rankwise.collectives.ordered_reductions import ReductionName, find_reduction
 from rankwise.collectives.transport import Flat, Transport
 from rankwise.core.matching import next_number
@@ -227,7 +226,7 @@ class Communicator:
 
     def _fill(
         self,
-        call: Call,
+        call: AgreedCall,
         source: Array,
         shape: tuple[int, ...],
         out: Array | None,
@@ -259,7 +258,7 @@ class Communicator:
             out[...] = flat_result.reshape(shape)
         return out
 
-    def _run(self, call: Call, operation: Callable[[], None], patience: Duration) -> None:
+    def _run(self, call: AgreedCall, operation: Callable[[], None], patience: Duration) -> None:
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(
                 f"rank {self._rank} called {call.numbered(next_number(self._number))} while "
@@ -289,7 +288,7 @@ class Communicator:
         finally:
             self._busy.release()
 
-    def _give_up(self, call: Call, error: BaseException) -> None:
+    def _give_up(self, call: AgreedCall, error: BaseException) -> None:
         words = f"{type(error).__name__} in {call.numbered(self._number)}"
         self.refuse(f"it is of no use after {words}")
         self._has_given_up = True
@@ -324,7 +323,7 @@ class Communicator:
             )
 
     def _check_out(
-        self, call: Call, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, call: AgreedCall, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         what = call.numbered(next_number(self._number))
         if not isinstance(out, np.ndarray):
@@ -350,9 +349,9 @@ class Entries:
         members = tuple(ranks)
         self._ring = ring
         self._group: RingGroup | None = ring.add_group(KEY, "", len(members), members)
-        self._known: dict[tuple[Call, str, int], bytes] = {}
+        self._known: dict[tuple[AgreedCall, str, int], bytes] = {}
 
-    def begin(self, call: Call) -> int:
+    def begin(self, call: AgreedCall) -> int:
         """Enter an operation; return where, for `end`."""
         line = line_outside(2, _HERE)
         key = (call, *line)
@@ -360,7 +359,7 @@ class Entries:
         if stamp is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            stamp = stamp_of(self._group, zlib.crc32(call.header), call.fields, line)
+            stamp = stamp_of(self._group, call.signature.checksum, call.fields, line)
             self._known[key] = stamp
         return self._ring.begin(self._group, stamp)
 

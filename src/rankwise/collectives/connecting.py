@@ -9,8 +9,8 @@ answers.
 
 Both ends of every connection prove that they know the round's key, which the agents make from the
 run's token and the number of the round: what is left of an earlier round can neither enter a later
-one nor be taken for a part of it. Strangers are hung up on. What follows is neither sealed nor
-secret, as with gloo and NCCL.
+one nor be taken for a part of it. Strangers are hung up on. The messages after that are neither
+sealed nor secret, as with gloo and NCCL.
 """
 
 import socket
@@ -36,7 +36,7 @@ _PROOF_BYTES = 32
 _WORDS_BYTES_MAX = 1 << 24
 _ENDED = 0
 _STRANGERS_S_MAX = 30.0
-"""Somebody who connects may take so long to say who it is."""
+"""A process that connects may take so long to say who it is."""
 
 
 class RankEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class Connector:
 
         Raises:
             PeerDied: rank 0 or one of those has ended.
-            CollectiveTimeout: somebody has not come.
+            CollectiveTimeout: a rank has not come.
             CollectiveError: rank 0 cannot be reached, or is of another round.
         """
         here = self._here
@@ -123,7 +123,7 @@ class Connector:
         return len({place.local_size for place in self.places}) == 1
 
     def _receive_all(self, entrance: socket.socket, port: int) -> tuple[RankAddress, ...]:
-        """As rank 0: wait for everybody, or until one has ended; tell those that have come."""
+        """As rank 0: wait for all ranks, or until one has ended; tell those that have come."""
         here = self._here
         places = {0: _place_of(here, here.address, port)}
         connections: dict[int, socket.socket] = {}
@@ -138,13 +138,13 @@ class Connector:
                     is_complete = place.port != _ENDED
                     if is_complete:
                         connections[place.rank] = connection
-            everybody = tuple(places[rank] for rank in sorted(places))
+            everywhere = tuple(places[rank] for rank in sorted(places))
             for rank, connection in connections.items():
                 try:
-                    _say(connection, everybody)
+                    _say(connection, everywhere)
                 except OSError:
                     raise self._died(rank) from None
-        return everybody
+        return everywhere
 
     def _introduce(self, connection: socket.socket, own: str, port: int) -> tuple[RankAddress, ...]:
         """As any other rank: tell rank 0, and wait for what it knows of all."""
@@ -237,7 +237,7 @@ class Connector:
         return connection
 
     def _receive(self, connection: socket.socket, kind: type[_Words]) -> _Words | None:
-        """What somebody who knows the key says; None of a stranger."""
+        """What a process with the key says; None of a stranger."""
         try:
             theirs, own = _read(connection, NONCE_BYTES), new_nonce()
             secret = Secret(self._here.key, theirs, own)

@@ -1,9 +1,9 @@
 """The communicator of this process, made from what the agent left in the environment.
 
 Inside a worker that rankwise started, that is the node's segment, and among several nodes what
-connects the ranks of all of them. Outside of any launcher it is a
-world of one rank, so that a program can also be run alone. Under somebody else's launcher there is
-nothing to communicate over, and it says so.
+connects the ranks of all of them. Outside of any launcher it is a world of one rank, so that a
+program can also be run alone. Under another launcher there is nothing to communicate over, and it
+says so.
 """
 
 import os

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from rankwise.base.units import Duration
-from rankwise.collectives.calls import Call
+from rankwise.collectives.calls import AgreedCall
 from rankwise.collectives.connecting import Connector, RankEndpoint, places_by_node
 from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.tcp import TcpTransport
@@ -44,7 +44,7 @@ class NodesTransport:
         """How many operations this rank has begun."""
         return self._local.begun
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Announce an operation; before the first, all ranks are connected."""
         self._local.begin(call, patience)
         if not self._counts:
@@ -52,7 +52,7 @@ class NodesTransport:
         if self._rail is not None:
             self._rail.begin(call, patience)
 
-    def _connect(self, call: Call, patience: Duration) -> None:
+    def _connect(self, call: AgreedCall, patience: Duration) -> None:
         connector = Connector(self._here, call.numbered(1), patience)
         connections = connector.connect()
         nodes = places_by_node(connector.places)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.base.units import Duration
-from rankwise.collectives.calls import Call, describe
+from rankwise.collectives.calls import AgreedCall, describe
 from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.transport import Flat, Transport
 from rankwise.simranks.world.rank_events import EventRecorder, Plain, present_recorder
@@ -29,7 +29,7 @@ class RecordedTransport:
         """How many operations this rank has begun."""
         return self._transport.begun
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Remember what is called."""
         self._call = call
         self._transport.begin(call, patience)

@@ -26,7 +26,7 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
 from rankwise.collectives.barrier import Barrier, plain_fate
-from rankwise.collectives.calls import Call
+from rankwise.collectives.calls import AgreedCall
 from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.program_runner import ProgramRunner, fold_spans, instructions_for
 from rankwise.collectives.transport import Flat
@@ -100,7 +100,7 @@ class SharedMemoryTransport:
         """How many operations this rank has begun."""
         return self._barrier.calls.begun
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Announce an operation."""
         self._barrier.begin(call, patience)
 

@@ -1,4 +1,4 @@
-"""A transport between simulated ranks: they meet, and the last one to come moves everybody's data.
+"""A transport between simulated ranks: they meet, and the last one to come moves all data.
 
 The arithmetic is that of every transport (`reductions`), so results are those of real processes to
 the bit. Patience is virtual, and only that of a caller counts: without it no rank waits for 300 s
@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeout
 from rankwise.base.units import Duration, format_duration
-from rankwise.collectives.calls import Call, describe
+from rankwise.collectives.calls import AgreedCall, describe
 from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.recorded import recorded
@@ -77,7 +77,7 @@ class RehearsedTransport:
         """How many operations this rank has begun."""
         return self._group.begun_by(self.rank)
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Remember what is called; it is compared when the ranks meet."""
         self._call = call
         self._patience = None if patience == self._usual_patience else patience
@@ -137,7 +137,7 @@ class RehearsedTransport:
         self._meet("barrier", None, _nothing)
 
     def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
-        """Tell the peers that this rank gave up in an operation; who is killed tells nothing."""
+        """Tell the peers that this rank gave up in an operation; a killed one tells nothing."""
         del lost_peer  # a rank that dies here is known to all at once
         if not self._world.scheduler.ranks[self.rank].is_to_end:
             self._group.lose(self.rank, CollectiveError(f"rank {self.rank} gave up: {reason}"))

@@ -6,11 +6,11 @@ the bytes of a span; how many there are, both ends know from their programs, whi
 equal calls. That is why the head is compared before anything is believed: ranks that call different
 things find out at their first message to each other.
 
-What a rank waits for is one peer's message, or room for its own. Either way it also sees the end of
+A rank waits for one peer's message, or for room for its own. Either way it also sees the end of
 that peer's connection, which the kernel of a machine tells when a process has ended, however; and
-no wait without any progress is longer than the operation's patience, should a machine go silent.
-Who gives up says so to all its peers behind its last message, and ends its half of the connections:
-those who wait for it raise, give up, and tell theirs.
+no wait without any progress is longer than the operation's patience, should a machine go silent. A
+rank that gives up says so to all its peers behind its last message, and ends its half of the
+connections: those that wait for it raise, give up, and tell theirs.
 """
 
 import os
@@ -28,7 +28,7 @@ import numpy as np
 from rankwise.base.errors import PeerDied
 from rankwise.base.units import MILLISECOND, Duration
 from rankwise.collectives import wording
-from rankwise.collectives.calls import Call, read_header
+from rankwise.collectives.calls import AgreedCall, read_header
 from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.program_runner import ProgramRunner, fold_spans, steps_for
 from rankwise.collectives.transport import Flat
@@ -143,7 +143,7 @@ class TcpTransport:
         """How many operations this rank has begun."""
         return self._calls.begun
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Announce an operation; its number and text go before each of its messages."""
         number = next_number(self._calls.begun)
         self._head = memoryview(_HEAD.pack(_CALL, number, call.header))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.base.units import Duration
-from rankwise.collectives.calls import Call
+from rankwise.collectives.calls import AgreedCall
 from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.core.matching import MemberCalls
 
@@ -36,7 +36,7 @@ class Transport(Protocol):
         """How many operations this rank has begun, by the numbering of `core.matching`."""
         ...
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Announce an operation, in which no wait for a peer may be longer than `patience`."""
         ...
 
@@ -90,7 +90,7 @@ class SolitaryTransport:
         """How many operations this rank has begun."""
         return self._calls.begun
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Count the operation: no other rank needs to be told."""
         del patience
         self._calls.begin(call)
@@ -117,7 +117,7 @@ class SolitaryTransport:
         np.copyto(result, source)
 
     def barrier(self) -> None:
-        """Everybody is here."""
+        """Wait until all ranks have come."""
 
     def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Do nothing: no other rank waits."""

@@ -10,7 +10,7 @@ NOTHING_YET = "has not come to any operation yet"
 
 
 def last_in(call: str) -> str:
-    """Where somebody was last heard of."""
+    """The last call of a rank that is known."""
     return f"was last in {call}"
 
 

@@ -80,7 +80,7 @@ class RankwiseBackend(AutoBatchingMixin, ParallelBackendBase):
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # joblib's
-        """Interrupt what runs: nobody wants the results."""
+        """Interrupt what runs: its results are not wanted."""
         pool, self._pool = self._pool, None
         if pool is not None:
             _forget(pool)

@@ -112,14 +112,14 @@ class AgentDispatch:
     """Runs one agent on one node.
 
     Args:
-        agent: the machine; nobody else may feed it.
+        agent: the machine; it has no other feeder.
         host: carries out its orders for the node.
         ask_store: carries out its orders for the store; answers are delivered as stimuli. None
             for an agent that is alone.
         clock: tells when a stimulus arrived.
         journal: remembers every stimulus and effect; None for nowhere.
         name: the agent's in the journal.
-        on_announcement: is told what the user should hear of; nobody listens to a simulation.
+        on_announcement: gets the lines for the user; None in a simulation.
 
     Attributes:
         deliver: tells the agent a fact and carries out its answer.

@@ -2,8 +2,8 @@
 
 A `Door` tells one machine facts and lets its deadlines take effect. Its journal has each stimulus,
 numbered, and each effect with the number of the stimulus that caused it. A machine whose steps are
-shorter than an entry (a task of a chip worker takes 13 us) has a door without a journal, unless
-somebody asks for one: then `tell` and `wake` are the machine's own methods, and cost nothing.
+shorter than an entry (a task of a chip worker takes 13 us) has a door without a journal, unless the
+caller gives one: then `tell` and `wake` are the machine's own methods, and cost nothing.
 
 A `Feeder` is for drivers whose orders may be answered while they are being carried out.
 """
@@ -26,7 +26,7 @@ class Door(Generic[S, E]):
 
     Args:
         name: what the journal calls the machine.
-        machine: nobody else may feed it.
+        machine: has no other feeder.
         journal: remembers every stimulus and effect; None for nowhere.
 
     Attributes:
@@ -75,7 +75,7 @@ class Feeder(Generic[S, E]):
     Args:
         name, machine, journal: see `Door`.
         carry_out: does what one effect orders.
-        clock: tells when a stimulus is heard.
+        clock: tells when a stimulus is delivered.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from typing import Any
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
 from rankwise.launch.limits import (
+    check_positive,
     check_restarts,
     check_role,
     check_run_id,
@@ -69,15 +70,14 @@ def grace_period(seconds: Any) -> Duration:
 
 
 def time_limit(seconds: Any, label: str) -> Duration | None:
-    """`timeout` and `hang_timeout`: None, or more than nothing."""
-    return None if seconds is None else more_than_nothing(seconds, label)
+    """`timeout` and `hang_timeout`: None, or more than 0."""
+    return None if seconds is None else positive(seconds, label)
 
 
-def more_than_nothing(seconds: Any, label: str) -> Duration:
+def positive(seconds: Any, label: str) -> Duration:
     """`start_timeout`: how long something may take at most."""
     duration = duration_of(_seconds(seconds, label), label)
-    if not duration:
-        raise ConfigError(f"{label} is {shown(seconds)} seconds, expected more than 0")
+    check_positive(duration, label, given=seconds)
     return duration
 
 

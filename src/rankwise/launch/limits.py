@@ -53,6 +53,12 @@ def duration_of(seconds: float, label: str) -> Duration:
     return duration_from_seconds(seconds)
 
 
+def check_positive(duration: Duration, label: str, *, given: object) -> None:
+    """Refuse a time of 0, or less than a nanosecond; `given` is what it was made of."""
+    if duration <= 0:
+        raise ConfigError(f"{label} is {shown(given)}, expected more than 0 seconds")
+
+
 def check_run_id(run_id: str, label: str) -> None:
     """Refuse a name that cannot be part of a file's name or of a line of `rankwise ps`."""
     is_long = len(run_id) > RUN_ID_LENGTH_MAX

@@ -1,9 +1,12 @@
 """The table of a run's options: the one place that knows a name, its meaning and its worlds.
 
 From `OPTIONS` are made: the options of `rankwise run` (`cli.options`), the refusals of each world
-(`cli.run_job`), docs/cli.md, torchrun's parser and its `LaunchConfig` (`compat.torch`). Three texts
-are written from it by `python tools/run_arguments.py`, because type checkers read them: the fields
-of `cli.run_job.RunOptions`, the arguments of `rankwise.run`, and the fields of `LaunchConfig`.
+(`cli.run_job`), docs/cli.md, torchrun's parser and, with `launch_fields`, its `LaunchConfig`
+(`compat.torch`). Four texts are written from it by `python tools/run_arguments.py`, because type
+checkers read them: the fields of `cli.run_job.RunOptions`, of `SimulationOptions` and of
+`LaunchConfig`, and the arguments of `rankwise.run`.
+
+A default stands here and nowhere else: code asks `default_of`.
 
 A world is where ranks run: in `PROCESSES` of this machine or of several, simulated (`SIM`), or on a
 `RAY` cluster. `TIMING_ONLY`, `SWEEP` and `PLUG_IN` narrow one of them.
@@ -50,13 +53,17 @@ ORDER = "the order of ranks"
 
 WORLDS = (PROCESSES, SIM, RAY)
 
+MASTER_PORT = 29500
+"""torchrun's, where nodes meet and are told no other."""
+PREFIX_OF_NODES = "[${role_name}${rank}]:"
+"""Of lines where all nodes write to one console: local ranks would be the same on each."""
 _FOR_ONE_RUN = "is for one run"
 _UNKNOWN_TO_PLUG_INS = "is not known to agents that meet by a plug-in"
 
 
 # Plain classes: a NamedTuple takes half a millisecond to define, at the start of each run.
 class Kind:
-    """What a value is.
+    """The type of a value.
 
     Attributes:
         name: how `cli.options` and `compat.torch.run` find the parser of its text.
@@ -146,7 +153,8 @@ class Option:
         metavar: what the help shows for its value.
         short: its one-letter name.
         choices: the words that a `CHOICE` may be.
-        least: the smallest number that is accepted.
+        least, most: the smallest and the largest number that are accepted.
+        is_positive: of a time: whether 0 is refused.
         default: its value if it is not given, unless its kind says it: see `initial`.
         default_shown: what the help says about the default, where its value would not do.
         brief: one line for the short help, of the few options that most people need.
@@ -171,6 +179,8 @@ class Option:
         short: str | None = None,
         choices: tuple[str, ...] = (),
         least: int | None = None,
+        most: int | None = None,
+        is_positive: bool = False,
         default: Any = None,
         default_shown: str | None = None,
         brief: str | None = None,
@@ -178,7 +188,7 @@ class Option:
         torchrun: Torchrun | None = None,
         python: Argument | None = None,
         only: str = "",
-        refused: Mapping[str, str] = {},  # nobody changes it
+        refused: Mapping[str, str] = {},  # never changed
         needs: str = "",
         decides: str = "",
     ) -> None:
@@ -190,6 +200,8 @@ class Option:
         self.short = short
         self.choices = choices
         self.least = least
+        self.most = most
+        self.is_positive = is_positive
         self.default = default
         self.default_shown = default_shown
         self.brief = brief
@@ -222,50 +234,6 @@ class Option:
     def type(self) -> str:
         """The type of its value, as source text."""
         return f"{self.kind.type} | None" if self.initial is None else self.kind.type
-
-
-class LaunchField:
-    """A field of torchrun's `LaunchConfig`.
-
-    Attributes:
-        name: the field's.
-        help: its line in the docstring.
-        option: the option that gives the field its value; empty if none does so alone.
-        type: its annotation, as source text; `complete` takes it from the option if it is empty.
-        default: its value if it is not given; `complete` takes it from the option if it is `SAME`.
-        is_required: whether it has no default.
-        is_dictionary: whether its default is a new dictionary.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        help: str,  # noqa: A002  # what it is
-        *,
-        option: str = "",
-        type: str = "",  # noqa: A002  # the same
-        default: Any = SAME,
-        is_required: bool = False,
-        is_dictionary: bool = False,
-    ) -> None:
-        self.name = name
-        self.help = help
-        self.option = option
-        self.type = type
-        self.default = default
-        self.is_required = is_required
-        self.is_dictionary = is_dictionary
-
-    def complete(self, options: Mapping[str, Option]) -> "LaunchField":
-        """The same with the type and the default of its option, where the field has no own ones."""
-        row = options.get(self.option)
-        if row is None or row.torchrun is None:
-            return self
-        defaults = (self.default, row.torchrun.default, row.initial)
-        default = next(each for each in defaults if each is not SAME)
-        return LaunchField(
-            self.name, self.help, option=self.option, type=self.type or row.type, default=default
-        )
 
 
 PRESETS = ("default", "torus16", "pod64", "switch8")
@@ -456,6 +424,7 @@ OPTIONS: tuple[Option, ...] = (
         "Give up after N failures in a row without progress. Progress is a later step than "
         "ever before, if ranks call rankwise.should_stop; otherwise a run of five minutes.",
         metavar="N",
+        least=1,
         default_shown="no limit",
     ),
     Option(
@@ -465,6 +434,7 @@ OPTIONS: tuple[Option, ...] = (
         "Exclude a node on which N failures began, if enough others remain. One node alone "
         "gives up.",
         metavar="N",
+        least=1,
         default_shown="no limit",
     ),
     Option(
@@ -485,6 +455,7 @@ OPTIONS: tuple[Option, ...] = (
         "fail. Progress is a new collective call, section or step, or CPU time or I/O outside "
         "of a call, in threads and child processes too. Printing is not progress.",
         metavar="SECONDS",
+        is_positive=True,
         default_shown="never",
         brief="Fail after this time without progress: 5m.",
         python=Argument(
@@ -508,6 +479,7 @@ OPTIONS: tuple[Option, ...] = (
         "Time limit for starting all ranks, with the imports of the fork server. With "
         "--hang-timeout, an import without CPU time or reading for that time ends it too.",
         metavar="SECONDS",
+        is_positive=True,
         default_shown="10m",
         python=Argument(
             "float",
@@ -523,6 +495,7 @@ OPTIONS: tuple[Option, ...] = (
         "Time limit of the run (90m, 8h), restarts included. Ranks are stopped as by SIGTERM, "
         "with exit code 124. On several nodes the first node at its limit stops all.",
         metavar="SECONDS",
+        is_positive=True,
         default_shown="no limit",
         brief="Stop the run after this time: 90m, 8h.",
         python=Argument(
@@ -676,7 +649,8 @@ OPTIONS: tuple[Option, ...] = (
         "Prefix of each line on the console, with ${role_name}, ${local_rank}, ${rank}, "
         "${date} and ${time}. With ${time}, rankwise's own lines have it too.",
         metavar="TEMPLATE",
-        default_shown="[${role_name}${local_rank}]:",
+        default_shown=f"[${{role_name}}${{local_rank}}]:; {PREFIX_OF_NODES} where several nodes "
+        "write to one console",
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         python=Argument(
             "str | None",
@@ -741,6 +715,8 @@ OPTIONS: tuple[Option, ...] = (
         INTEGER,
         "Answer GET /health and GET /metrics (Prometheus) on this port.",
         metavar="PORT",
+        least=0,
+        most=65535,
         variables=("TORCHELASTIC_HEALTH_CHECK_PORT",),
         refused={SIM: "the run ends before a request could arrive"},
     ),
@@ -802,7 +778,9 @@ OPTIONS: tuple[Option, ...] = (
         "Port on which rank 0 listens; on several nodes with --rdzv-backend static and no "
         "--rdzv-endpoint, the port of the meeting point.",
         metavar="PORT",
-        default_shown="a free port, reserved for the run; 29500 where nodes meet there",
+        least=0,
+        most=65535,
+        default_shown=f"a free port, reserved for the run; {MASTER_PORT} where nodes meet there",
         torchrun=Torchrun(),
     ),
     Option(
@@ -888,6 +866,7 @@ OPTIONS: tuple[Option, ...] = (
         INTEGER,
         "Number of spare nodes, which replace lost nodes.",
         metavar="N",
+        least=0,
         default=0,
     ),
     Option(
@@ -1194,96 +1173,6 @@ ONLY_IN_PYTHON: tuple[Argument, ...] = (
     ),
 )
 
-LAUNCH_FIELDS: tuple[LaunchField, ...] = (
-    LaunchField("min_nodes", "the least number of nodes.", type="int", is_required=True),
-    LaunchField("max_nodes", "the largest number of nodes.", type="int", is_required=True),
-    LaunchField("nproc_per_node", "workers on each node.", type="int", is_required=True),
-    LaunchField(
-        "logs_specs",
-        "where the workers' output goes; by default to the console.",
-        type="LogsSpecs | None",
-        default=None,
-    ),
-    LaunchField(
-        "run_id",
-        "the run's name, the same on every node; a random one if empty.",
-        option="rdzv_id",
-        default="",
-    ),
-    LaunchField("role", "what the workers are called.", option="role", default="default_role"),
-    LaunchField(
-        "rdzv_endpoint", "where the nodes meet, see `elastic.rendezvous`.", option="rdzv_endpoint"
-    ),
-    LaunchField("rdzv_backend", "by what the nodes meet.", option="rdzv_backend", default="etcd"),
-    LaunchField(
-        "rdzv_configs",
-        "settings of the rendezvous.",
-        type="dict[str, Any]",
-        is_dictionary=True,
-    ),
-    LaunchField(
-        "rdzv_timeout",
-        'seconds to wait for the other nodes; -1 leaves it to `rdzv_configs["timeout"]`.',
-        type="int",
-        default=-1,
-    ),
-    LaunchField(
-        "max_restarts",
-        "how often all workers may start again after a failure.",
-        option="max_restarts",
-        default=3,
-    ),
-    LaunchField(
-        "monitor_interval",
-        "seconds between two questions to the rendezvous.",
-        option="monitor_interval",
-    ),
-    LaunchField("start_method", "how function workers get their processes.", option="start_method"),
-    LaunchField(
-        "log_line_prefix_template", "see `LocalElasticAgent`.", type="str | None", default=None
-    ),
-    LaunchField(
-        "metrics_cfg",
-        "the argument of `metrics.initialize_metrics`.",
-        type="dict[str, str]",
-        is_dictionary=True,
-    ),
-    LaunchField(
-        "local_addr", "this node's address, as the other nodes reach it.", option="local_addr"
-    ),
-    LaunchField("event_log_handler", "where events go.", option="event_log_handler"),
-    LaunchField("numa_options", "torch's `NumaOptions`.", type="Any", default=None),
-    LaunchField(
-        "signals_to_handle", "the signals that end the launch.", option="signals_to_handle"
-    ),
-    LaunchField(
-        "duplicate_stdout_filters",
-        "see `start_processes`.",
-        option="duplicate_stdout_filters",
-        type="list[str] | None",
-        default=None,
-    ),
-    LaunchField(
-        "duplicate_stderr_filters",
-        "the same for stderr.",
-        option="duplicate_stderr_filters",
-        type="list[str] | None",
-        default=None,
-    ),
-    LaunchField(
-        "virtual_local_rank",
-        "every worker sees LOCAL_RANK=0 and one device.",
-        option="virtual_local_rank",
-    ),
-    LaunchField(
-        "shutdown_timeout",
-        "seconds that workers have to end; by default TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.",
-        option="shutdown_timeout",
-        type="int | None",
-    ),
-)
-"""In torch's order, which is that of positional arguments."""
-
 
 def options_needing(what: str) -> Iterator[Option]:
     """The options that mean nothing without `MACHINE`, `TIMING_ONLY` or `SWEEP`."""
@@ -1300,7 +1189,16 @@ def options_deciding(what: str) -> Iterator[Option]:
     return (option for option in OPTIONS if option.decides == what)
 
 
-def launch_fields() -> list[LaunchField]:
-    """The fields of torchrun's `LaunchConfig` in its order, each with its type and default."""
-    options = {option.name: option for option in OPTIONS}
-    return [each.complete(options) for each in LAUNCH_FIELDS]
+def options_that_are_positive() -> Iterator[Option]:
+    """The times of which 0 is refused."""
+    return (option for option in OPTIONS if option.is_positive)
+
+
+def option_named(name: str) -> Option:
+    """The row with that Python name."""
+    return next(option for option in OPTIONS if option.name == name)
+
+
+def default_of(name: str) -> Any:
+    """The value of an option that is not given."""
+    return option_named(name).initial

@@ -1,6 +1,6 @@
 """`rankwise.Pool`: an executor whose workers are supervised processes.
 
-It is a `concurrent.futures.Executor`. What it has beyond that interface is told at `Pool`.
+It is a `concurrent.futures.Executor`. `Pool` lists what it has beyond that interface.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, MessageKind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.pool.submitted_task import PoolFuture, rebuilt_error
 from rankwise.drivers.real.proc import check_proc
-from rankwise.launch.arguments import more_than_nothing
+from rankwise.launch.arguments import positive
 from rankwise.launch.limits import check_working_directory
 from rankwise.launch.pool_answers import answer_questions
 
@@ -122,7 +122,7 @@ class Pool(Executor):
             preload=None if preload is None else tuple(preload),
             environment=dict(env or {}),
             is_writable=writable,
-            start_timeout=more_than_nothing(start_timeout, "start_timeout"),
+            start_timeout=positive(start_timeout, "start_timeout"),
         )
         engine: PoolEngine | None = None
         try:
@@ -133,10 +133,10 @@ class Pool(Executor):
                 answer_questions(engine, str(name or f"pool-{next(_numbers)}"), size)
                 if progress:
                     show_progress(engine)
-                # The tasks of a pool that nobody holds any more go on; its workers then end.
+                # The tasks of a pool without a reference go on; its workers then end.
                 self._forgotten = weakref.finalize(self, _close_forgotten, engine)
                 self._forgotten.atexit = False  # `_close_all` waits for its tasks
-        except BaseException:  # Ctrl-C came meanwhile: nobody gets this pool
+        except BaseException:  # Ctrl-C came meanwhile: the caller does not get this pool
             if engine is not None:
                 _stop(engine)
             raise

@@ -59,7 +59,7 @@ class ProcessExitedException(ProcessException):
 class SpawnContext:
     """The processes of a `spawn(…, join=False)`, as torch's `ProcessContext`.
 
-    The processes run, and their output is shown, whether or not anybody joins.
+    The processes run, and their output is shown, whether or not they are joined.
     """
 
     def __init__(self, supervision: Supervision) -> None:

@@ -3,8 +3,8 @@
 Theory of operation
 ===================
 
-Nobody leaves an all_reduce, a barrier and their like before everybody has come. So for a node N and
-a reference R, of each such call
+No member leaves an all_reduce, a barrier and their like before all have come. So for a node N and a
+reference R, of each such call
 
     end on R   >= begin on N + offset,    offset <= earliest end on R - latest begin on N
     end on N + offset >= begin on R,      offset >= latest begin on R - earliest end on N

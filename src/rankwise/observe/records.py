@@ -1,4 +1,4 @@
-"""What an agent records of its ranks in the run's journal, besides what machines are told.
+"""The lines that an agent records of its ranks in the run's journal, besides facts and orders.
 
 Facts and orders tell how a run was decided. These records tell what its ranks did meanwhile;
 nothing is decided by them. They are written by `rankwise.launch.looking.rank_records`, and read by
@@ -13,7 +13,7 @@ from rankwise.base.units import ZERO, Duration, Instant
 from rankwise.core.matching import CallSignature
 
 RECORDER = "recorder"
-"""Who writes records: their `machine` in the journal."""
+"""The recorder: its name as a `machine` in the journal."""
 OF_HANDLE = 4
 """The stage of a wait for the handle of a call that the rank has issued before."""
 BEGUN_BY_CPP = 5
@@ -21,7 +21,7 @@ BEGUN_BY_CPP = 5
 
 
 class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What runs, on which machine, and with which versions. Comes once.
+    """The program, its machine, and its versions. Comes once.
 
     Attributes:
         name: the run's name; where that is what nodes know each other by, one made of it.
@@ -50,7 +50,7 @@ class RunDescribed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank's process has used: CPU time so far, and memory now, in bytes.
+    """The use of one rank's process: CPU time so far, and memory now, in bytes.
 
     `cpu_wait` is for how long it was ready to run and had no CPU, so far.
     """
@@ -62,7 +62,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RanksSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the processes of all ranks here use at that instant."""
+    """The use of the processes of all ranks here at that instant."""
 
     attempt: int
     samples: tuple[Sample, ...]
@@ -91,7 +91,7 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GpusSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the GPUs of this node do at that instant."""
+    """The state of the GPUs of this node at that instant."""
 
     attempt: int
     samples: tuple[GpuSample, ...]

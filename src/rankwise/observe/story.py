@@ -125,7 +125,7 @@ class NodeStory:
         failures: of attempts that failed, by attempt, the root cause first.
         outcome: how the run ended for this node; None if its journal does not tell.
         worlds: the place of this node in each attempt.
-        late: who of all nodes' ranks has made the others wait notably, as the node was told.
+        late: the rank of all nodes that has made the others wait notably, as the node was told.
         is_cut: whether the journal ends in the middle of a line.
     """
 
@@ -334,7 +334,7 @@ class _Reader:
                 size = None if story.is_alone else self._world_size()
                 story.outcome = word.as_outcome(size)
             case RecoveryMessageSent() | TellWorker():
-                pass  # what asks nobody to leave or to come
+                pass  # these ask no rank to leave or to come
 
     def _world_size(self) -> int | None:
         world = self.story.worlds.get(self._attempt)

@@ -49,8 +49,8 @@ class PlacedLife(NamedTuple):
 class PlacedCall(NamedTuple):
     """A call, in which the rank waited until `waited_until` for the rank `awaited` to come.
 
-    Nobody (-1) is awaited where that is not known, and by the one who came last. Who has issued a
-    call waits for it where it waits for its handle, which is a call of its own. `stage` is as in
+    No rank (-1) is awaited where that is not known, and by the one that came last. After an issued
+    call, a rank waits where it waits for its handle, which is a call of its own. `stage` is as in
     `rankwise.observe.records.RecordedCall`.
     """
 
@@ -132,7 +132,7 @@ class RunTimeline:
         wall_ns: when the run began, as nanoseconds since 1970.
         delays: what each rank has cost the others by coming late.
         seen: the share of the calls that this is known of.
-        straggler: who made the others wait in what C++ calls, as far as its sample tells.
+        straggler: the rank that made the others wait in what C++ calls, as far as its sample tells.
         world_size: how many ranks the last attempt had on all nodes.
         origin: where the timeline begins, on the clock of the first node.
         gpus: samples of each GPU, by the index of its node in `nodes` and its number there.
@@ -327,7 +327,7 @@ def _place_life(
     ended_at = timeline.nodes[index].last_at if life.ended_at is None else life.ended_at
     end = place(ended_at)
     is_over = life.ended_at is not None
-    # An agent that starts many ranks hears of their processes later than they begin their work.
+    # An agent that starts many ranks learns of their processes later than they begin their work.
     firsts = [life.begun_at, *(call.begun_at for call in life.calls[:1])]
     begin = place(min([*firsts, *(each.begun_at for each in life.sections)]))
     track.lives.append(PlacedLife(life.attempt, index, begin, end, life.exit, is_over))
@@ -354,7 +354,7 @@ def _place_life(
 def _lateness(
     timeline: RunTimeline, members: dict[tuple[int, str], Group]
 ) -> tuple[tuple[Delay, ...], float]:
-    """Who made the others wait, by the one who judges that while a run lasts."""
+    """The rank that made the others wait, by the judge of a run that lasts."""
     lateness = Lateness(timeline.tracks)
     arrivals: dict[int, list[tuple[str, int, int, Arrival]]] = {}
     for rank, track in timeline.tracks.items():
@@ -372,7 +372,7 @@ def _lateness(
 
 
 def _straggler(timeline: RunTimeline, members: dict[tuple[int, str], Group]) -> Straggler | None:
-    """Who is late in what C++ calls in the last attempt, by the one who judges it during a run."""
+    """The rank that is late in what C++ calls in the last attempt, by the judge of a run."""
     attempt = max((attempt for attempt, _ in members), default=0)
     groups = {key: group for (of, key), group in members.items() if of == attempt}
     sampled = SampledLateness()

@@ -1,7 +1,7 @@
 """A run's timeline for Perfetto, as trace-event JSON.
 
 One process per node, one track per rank. A rank's lives hold its sections, these its calls, and a
-call the time that the rank waited in it for the last to come. What overlaps without lying in
+call the time that the rank waited in it for the last to come. Slices that overlap without lying in
 another (calls of several threads) goes to further lanes of the rank. Arrows lead through the calls
 of one operation on all its ranks, in the order in which they came. The file says how well clocks
 agree. Calls that C++ has begun are marks on a track of their own, since they are a sample.
@@ -27,7 +27,7 @@ from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.timeline import CallKey, PlacedCall, RankTrack, RunTimeline, clocks_in_words
 
 _WAIT_SHOWN = 20_000
-"""Nanoseconds: nobody looks for less."""
+"""Nanoseconds: shorter waits are not of interest."""
 _PAIR = 2
 _SAMPLED = "calls from C++ (sampled)"
 _MARK = 1_000
@@ -142,7 +142,7 @@ def _bars(track: RankTrack) -> list[_Bar]:
 
 
 def _sampled_bars(track: RankTrack) -> list[_Bar]:
-    """What C++ has begun, as far as that is known: each a mark, since nobody knows its end."""
+    """What C++ has begun, as far as that is known: each a mark, since its end is unknown."""
     calls = sorted(
         (call for call in track.calls if call.stage == BEGUN_BY_CPP), key=lambda call: call.begin
     )

@@ -7,7 +7,7 @@ from typing import Protocol
 class ProcessHost(Protocol):
     """Makes, signals and sweeps the processes of one gang.
 
-    Every call is an order and returns at once. What becomes of it arrives as a stimulus of
+    Every call is an order and returns at once. Its result arrives as a stimulus of
     `rankwise.core.gang.vocabulary`, in the order in which it happened, through the callback that
     the host was made with.
     """

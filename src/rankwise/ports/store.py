@@ -48,8 +48,8 @@ class Store(Protocol):
     """A store that several nodes share.
 
     Every call raises `StoreUnavailable` without an answer, naming who was tried and for how long,
-    or if the store was closed; and `StoreRefused` if somebody answers but will not let us in. Keys
-    are not empty; a prefix may be, and then means everything.
+    or if the store was closed; and `StoreRefused` if the store answers but refuses access. Keys are
+    not empty; a prefix may be, and then means everything.
     """
 
     def read(self, prefix: str) -> Snapshot:
@@ -69,7 +69,7 @@ class Store(Protocol):
     def watch(self, prefix: str, after: Revision) -> Watch:
         """Tell every change under `prefix` that is later than `after`.
 
-        It is not asked whether anybody answers: `Watch.next` tells.
+        No connection is made yet: `Watch.next` raises if the store does not answer.
         """
         ...
 
@@ -113,5 +113,5 @@ class Store(Protocol):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close the store. After an exception nobody has said last words that others must hear."""
+        """Close the store. After an exception it has no last messages to deliver."""
         self.close()

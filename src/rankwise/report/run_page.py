@@ -2,7 +2,7 @@
 
 It is made of the journals of one node or of many, as a simulated run's page is made of its results,
 and of the same parts (`rankwise.base.web_page`). What a journal lacks, the page says: a node whose
-journal was not given, a run whose end nobody wrote, calls that were not recorded.
+journal was not given, a run without a recorded end, calls that were not recorded.
 """
 
 import shlex

@@ -1,6 +1,6 @@
 """What does not fit into its type, told for people: where it is, what is there, what was expected.
 
-msgspec names the place and the types; names that somebody probably meant are added here.
+msgspec names the place and the types; names that were probably meant are added here.
 """
 
 import re
@@ -82,7 +82,7 @@ def mistake_in(error: msgspec.ValidationError, kind: Any, tree: Any) -> Mistake:
     elif problem.startswith("Expected "):
         problem = problem[:1].lower() + problem[1:]
         if not isinstance(value, Mapping | list | None) and not is_key:
-            # What msgspec got is a type; the value tells more.
+            # msgspec names a type; the value tells more.
             return Mistake(keys, kinds_in_words(problem.partition(", got ")[0]), repr(value))
         problem = kinds_in_words(problem)
     return Mistake(keys, problem)

@@ -9,10 +9,10 @@ for each.
 Two schedules that lead to the same state are followed once. The state is the shared words, who
 sleeps, and for each program what it has been answered so far, which decides all that it will do.
 
-What is found: a state in which programs are left and all of them sleep (a lost wake-up, or a wait
-that never ends), an exception that escapes a program, and what `check` says about an end. All
-come with the schedule that leads there. A sleep never times out here: a program that relies on a
-time-out is found asleep.
+It finds: a state in which programs are left and all of them sleep (a lost wake-up, or a wait that
+never ends), an exception that escapes a program, and what `check` says about an end. All come with
+the schedule that leads there. A sleep never times out here: a program that relies on a time-out is
+found asleep.
 
 Memory is sequentially consistent here; real machines are not, and their fences are argued for in
 the text of the modules.
@@ -75,7 +75,7 @@ class Interleaving:
 
     @property
     def ready(self) -> list[int]:
-        """Who can take a step."""
+        """The programs that can take a step."""
         return [
             index
             for index in range(len(self._fibers))
@@ -113,7 +113,7 @@ class Interleaving:
             self._scheduler.switch()
 
     def wake_all(self, word: int) -> None:
-        """Wake who sleeps on a word; part of somebody's access."""
+        """Wake the programs that sleep on a word; part of an access."""
         for index in [index for index, bed in self.asleep.items() if bed == word]:
             del self.asleep[index]
 
@@ -251,8 +251,8 @@ def explore(
     each program returned, by its index.
 
     Raises:
-        InterleavingError: somebody sleeps for ever, a program raised, `check` failed, or there are
-            more than `states_max` states. It cites the schedule.
+        InterleavingError: a program sleeps for ever or raised, `check` failed, or there are more
+            than `states_max` states. It cites the schedule.
     """
     seen: set[object] = set()
     pending: list[tuple[int, ...]] = [()]

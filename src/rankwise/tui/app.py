@@ -2,7 +2,8 @@
 
 The app's own thread draws; a thread that comes and goes looks, and the next look is due when this
 one has been shown, later where looks are slow: nine tenths of the time nothing is asked. One more
-thread for each run waits for its agent's last words. What a panel shows when they have come stays.
+thread for each run waits for its agent's last words. A panel keeps what it shows when they have
+come.
 """
 
 import threading
@@ -138,7 +139,7 @@ class RunPanel(Vertical):
         yield self._rest
 
     def on_mount(self) -> None:
-        """Take the keys, if nobody has them."""
+        """Take the keys, if no widget has them."""
         if self.screen.focused is None:
             self._table.focus()
 
@@ -234,7 +235,7 @@ class Top(App[None]):
         self._folds: bool | None = None
         self._unfolded: set[tuple[RunSummary, State]] = set()
         self._deaf: set[RunSummary] = set()
-        """Runs of which nobody waits for the end, since the connection has broken."""
+        """Runs whose end is not waited for, since the connection has broken."""
         self._nothing = Static("no runs yet: they appear here", markup=False)
         self._runs = VerticalScroll(self._nothing, id="runs", can_focus=False)
 

@@ -36,7 +36,7 @@ from rankwise.tui.samples import RunSample, RunStatus
 
 _Number = TypeVar("_Number", int, float)
 NOTABLE_S = 1.0
-"""Who waits, or is awaited, for less does what healthy ranks do."""
+"""Seconds: healthy ranks, too, wait for each other for less than that."""
 STILL = Duration(10 * SECOND)
 WINDOW = Duration(10 * SECOND)
 """Rates are of that time: a step of three seconds must not show as none, and then as one."""

@@ -90,7 +90,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunSam
     """Ask all of these runs, and look at their processes; closely, where progress is watched."""
     at = Instant(time.monotonic_ns())
     statuses = {
-        heard.run: _status(heard.lines) for heard in ask_all(runs, "status", Instant(at + PATIENCE))
+        reply.run: _status(reply.lines) for reply in ask_all(runs, "status", Instant(at + PATIENCE))
     }
     is_shown = any(status or is_suspended(run) for run, (status, _) in statuses.items())
     usage = usage_by_session() if is_shown else {}

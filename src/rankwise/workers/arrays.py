@@ -1,8 +1,8 @@
 """Between tensors that are named by address and numpy arrays that show their elements.
 
-`array_at` gives a view of host memory at an address. An address that nothing is mapped to would
-end the process, so it is looked up first; an address that lies in somebody else's memory of the
-same process cannot be told from a right one.
+`array_at` gives a view of host memory at an address. An address that nothing is mapped to would end
+the process, so it is looked up first; an address of other memory of the same process cannot be told
+from a right one.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Numbers for callables: what a worker registers, and what its children find under a number.
 
-What was registered before `init()` is in the children's memory as it was then, closures and all.
-What comes later is pickled into the arena, where a child looks when it meets a number that it does
-not know; the pickle is there before the first word with that number is.
+Callables registered before `init()` are in the children's memory as it was then, closures and all.
+Later ones are pickled into the arena, where a child looks when it meets a number that it does not
+know; the pickle is there before the first word with that number is.
 
 A function that is submitted without having been registered has its number for as long as the
 program holds it. Then its pickle goes, at the next run, and its number is not given out again, so

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.windows import WindowRegion
 
 RegionSource = Callable[[ChipCommBootstrapConfig], "WindowRegion"]
-"""Finds the windows of a communicator that somebody above has made, by its `rootinfo_path`."""
+"""Finds the windows of a communicator that an ancestor has made, by its `rootinfo_path`."""
 _HEAD = struct.Struct("=IIQ")
 
 

@@ -1,8 +1,8 @@
-"""`ChipWorker`: one chip and the process that owns it, without anybody above.
+"""`ChipWorker`: one chip and the process that owns it, without a worker above.
 
 Life: `init` once, then `set_device` or `bootstrap_context`, tasks and memory, then
-`shutdown_bootstrap` or `reset_device`, `finalize` at the end. What was not freed by then
-is listed in `leaks`. One thread uses it at a time.
+`shutdown_bootstrap` or `reset_device`, `finalize` at the end. Memory that was not freed by then is
+listed in `leaks`. One thread uses it at a time.
 
 A communicator's windows are memory that all its ranks have mapped. The chip uses them like its own:
 pointers into its window, and into its peers', are `child_memory`.
@@ -44,7 +44,7 @@ class ChipWorker:
     """One chip.
 
     Attributes:
-        communicator_source: finds the windows of a communicator that somebody above has made; by
+        communicator_source: finds the windows of a communicator that an ancestor has made; by
             default the ranks meet by `rootinfo_path` on this machine.
         staging_source: finds memory of the host by the name in a `HostBufferStaging`; by default
             the POSIX shared memory of that name.
@@ -126,7 +126,7 @@ class ChipWorker:
     def reset_device(self) -> None:
         """Let go of the chip, its memory and its communicator; without one, changes nothing.
 
-        What a bootstrap has promised to do at the end is not done: `shutdown_bootstrap` does that.
+        The promises of a bootstrap for the end are left to `shutdown_bootstrap`.
         """
         if self._device is None:
             return

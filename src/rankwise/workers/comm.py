@@ -171,7 +171,7 @@ class CommHandle:
     def within(cls, region: WindowRegion, rank: int, timeout: float = DEFAULT_TIMEOUT_S) -> Self:
         """The communicator of ranks whose windows exist already; the region stays the caller's.
 
-        `alloc_windows` then hands out what is there. Who made the region watches the ranks.
+        `alloc_windows` then hands out what is there. The maker of the region watches the ranks.
         """
         patience = patience_from_seconds(timeout, "timeout")
         handle = cls(rank, region.rank_count, timeout=patience)
@@ -326,7 +326,7 @@ class CommHandle:
         return True
 
     def _receive_all(self, point: socket.socket, deadline: Instant) -> None:
-        """Be the host: wait for everybody, then welcome them."""
+        """Be the host: wait for all ranks, then welcome them."""
         pids = {self.rank: os.getpid()}
         try:
             while len(pids) < self.size:
@@ -365,7 +365,7 @@ class CommHandle:
         if self._member_in_process is not None:
             return self._member_in_process.agree(wish.size, wish.signals)
         if self._host is not None:
-            # If the host has gone, what it said before is still to be heard.
+            # If the host has gone, what it said before is still to be read.
             with suppress(BrokenPipeError):
                 _send(self._host, wish, deadline)
             granted = self._read_from_host(deadline, "allocating windows")
@@ -403,7 +403,7 @@ class CommHandle:
     def _wait_for_word(
         self, expected: list[socket.socket], deadline: Instant, present: Iterable[int]
     ) -> list[socket.socket]:
-        """Wait for any of `expected`; raise when somebody who had come goes, or time is over."""
+        """Wait for any of `expected`; raise when one that had come goes, or time is over."""
         wait = select.poll()
         channels = {channel.fileno(): rank for rank, channel in self._channels.items()}
         wanted = {channel.fileno(): channel for channel in expected}
@@ -422,7 +422,7 @@ class CommHandle:
         )
 
     def _read_from_host(self, deadline: Instant, what: str) -> "Message | WindowRegion":
-        assert self._host is not None, "only ranks other than the host hear it"
+        assert self._host is not None, "only ranks other than the host read from it"
         try:
             message, fd, pid = _receive(self._host, deadline)
         except TimeoutError:

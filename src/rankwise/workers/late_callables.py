@@ -1,7 +1,7 @@
 """Pickling callables for children that run already.
 
-What a function captures is copied. Arrays in the arena are not: they travel as the place where they
-lie, so that parent and children go on sharing them.
+The captured values of a function are copied. Arrays in the arena are not: they travel as the place
+where they lie, so that parent and children go on sharing them.
 """
 
 import ctypes

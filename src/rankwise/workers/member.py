@@ -8,8 +8,8 @@
     m.barrier(timeout=5)                        # and every operation of rankwise.collectives
 
 One-sided operations need nothing from the peer: `put` and `get` are copies by this rank alone.
-What makes them safe is order: a rank that has seen a signal, or has left a barrier, sees everything
-that was put before it. Nothing else orders accesses to a window.
+Order makes them safe: a rank that has seen a signal, or has left a barrier, sees everything that
+was put before it. Nothing else orders accesses to a window.
 
 A wait ends. It returns when the signal is as wanted; raises `PeerDied` when a rank of the domain
 has died (unless it had left before) or all others have left; raises `CollectiveTimeout` at its
@@ -125,7 +125,7 @@ class Member(Communicator):
 
         Raises:
             ConfigError: the rank does not exist, or spec and region do not fit together.
-            LocalProtocolError: somebody is this rank already.
+            LocalProtocolError: the rank is taken already.
         """
         if spec is None:
             spec = DomainSpec(
@@ -150,11 +150,11 @@ class Member(Communicator):
 
     @classmethod
     def join_at(cls, memory: mmap, spec: DomainSpec, rank: int) -> Self:
-        """Become a rank of the domain that somebody has placed in memory that both share.
+        """Become a rank of the domain that another process has placed in memory that both share.
 
         Raises:
             ConfigError: there is no such region, or it is another's.
-            LocalProtocolError: somebody is this rank already.
+            LocalProtocolError: the rank is taken already.
         """
         return cls.join(WindowRegion.find(memory, spec.offset), rank, spec)
 
@@ -462,5 +462,5 @@ class Member(Communicator):
         silent = [rank for rank in range(self._size) if not added[rank] and rank != self.rank]
         nothing = f"; nothing was added by {ranks_in_words(silent)}" if silent else ""
         absent = [r for r in silent if self.region.presence(r) is Presence.ABSENT]
-        nobody = f"; {ranks_in_words(absent)} never joined" if absent else ""
-        return f"it is {self._board.value(signal)}{nothing}{nobody}"
+        missing = f"; {ranks_in_words(absent)} never joined" if absent else ""
+        return f"it is {self._board.value(signal)}{nothing}{missing}"

@@ -183,7 +183,7 @@ class Orchestrator:
     def alloc(self, shape: Iterable[int] | int, dtype: Any = DataType.FLOAT32) -> ContinuousTensor:
         """A tensor that all children see, until the scope is closed and its tasks have ended.
 
-        Waits while tasks that are still running hold the memory. What is in it is undefined.
+        Waits while tasks that are still running hold the memory. Its contents are undefined.
 
         Args:
             shape: lengths of its dimensions, or one length.

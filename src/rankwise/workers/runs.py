@@ -181,7 +181,7 @@ class Runs:
         try:
             drained, another = tree.engine.abandon_run(grace, kill_patience)
         except BaseException:  # noqa: BLE001  # the interrupt goes on instead
-            # What the children still do is unknown.
+            # The state of the children is unknown.
             tree.give_up()
         else:
             self.failures = tuple(TaskFailure.of(one, tree) for one in drained.unfinished)
@@ -203,7 +203,7 @@ def _close_domains(tree: WorkerTree, gate: HandlerGate, deadline: Instant | None
     try:
         tree.close_domains(deadline)
     except BaseException:
-        # The interrupt goes on when everybody has left, or is killed because he does not.
+        # The interrupt goes on when all children have left, or when those that have not are killed.
         with gate.patience():
             tree.close_domains(Instant(time.monotonic_ns() + _GRACE))
         raise

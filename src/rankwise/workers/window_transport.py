@@ -3,8 +3,8 @@
 The transport between the workers of a node (`rankwise.collectives.shared_memory`) moves arrays
 through slots, since other ranks cannot read the caller's memory. An array in a window needs none of
 that: every rank folds its own part of all windows and stores the result in all of them. That takes
-two barriers, one before which everybody has written and one after which everybody may read; each
-element is loaded once and stored once per window, and nothing is copied.
+two barriers, one before which all have written and one after which all may read; each element is
+loaded once and stored once per window, and nothing is copied.
 
 Ranks must agree on it, though they may have given different arrays: one lies in a window, another
 does not, a third at another offset. So each writes into its ledger where its array lies, and after

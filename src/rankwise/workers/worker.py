@@ -272,7 +272,7 @@ class Worker:
     def close(self) -> None:
         """End everything, in order, within `close_timeout`; what does not end is killed.
 
-        In a process that was forked from this one by somebody else, it only lets go.
+        In a process that other code has forked from this one, it only lets go.
 
         Raises:
             LocalProtocolError: a run is going on.

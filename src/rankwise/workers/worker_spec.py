@@ -66,7 +66,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.level == 2
 
     def check_registers(self) -> None:
-        """Refuse functions where nobody could call them.
+        """Refuse functions where they could not be called.
 
         Raises:
             LocalProtocolError: it has no children.

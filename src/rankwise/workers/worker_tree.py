@@ -106,7 +106,7 @@ class WorkerTree:
         """Start all children and wait for them; see `TreeEngine.start` for what is raised.
 
         Args:
-            communicators: windows that somebody above has made before this process was forked.
+            communicators: windows that an ancestor has made before this process was forked.
         """
         arena = self.engine.arena
         self._communicators = communicators

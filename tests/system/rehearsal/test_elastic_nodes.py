@@ -22,6 +22,7 @@ from rankwise.launch.run.function_job import function_job
 from rankwise.launch.run.job import LogPlan
 from rankwise.sim.faults.reading import read_faults_of_run
 from rankwise.simranks.run.rehearsal import Rehearsal
+from rankwise.simranks.run.simulation_options import SimulationOptions
 from rankwise.simranks.world.gates import Gate
 from rankwise.simranks.world.world import present_world
 
@@ -44,6 +45,7 @@ def rehearse(
             function_job(
                 function, (), per_node, start_method="spawn", logs=LogPlan(), max_restarts=restarts
             ),
+            SimulationOptions(),
             node_count=most,
             rendezvous=RendezvousConfig(
                 nodes_min=least, nodes_max=most, policy=RestartPolicy(restarts_max=restarts)

@@ -322,3 +322,48 @@ def test_sleeping_kernels_tuning_and_copies_of_cuda_work_on_modelled_devices(
     assert finished.code == 0, finished.stderr
     assert "copies of torch.cuda.comm stay on the rank's own device" in finished.stderr
     assert figures_in(tmp_path)["step_time_s"] == pytest.approx(600e-6, rel=0.1)
+
+
+MISFIT = """
+class Of:
+    total, part = torch.randn(2048, 64, device="cuda"), torch.randn(4096, 64, device="cuda")
+
+
+for call in (Of.total.add_, Of.total.copy_, Of.total.mul_):
+    call(Of.part[:2048])
+    try:
+        call(Of.part)
+    except RuntimeError:
+        continue
+    raise SystemExit(f"{call.__name__} takes a tensor of another shape")
+"""
+
+
+def test_shape_that_does_not_fit_in_place_is_refused(preloaded: Preloaded, tmp_path: Path) -> None:
+    finished = run(preloaded, tmp_path, MISFIT)
+
+    assert finished.code == 0, finished.stderr
+
+
+UNSTEPPED = """
+weight = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    weight.grad = weight @ weight
+    if dist.get_rank() == 0:
+        optimizer.step()
+    dist.barrier()
+"""
+
+
+def test_rank_without_steps_is_named_if_figures_are_of_the_whole_run(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    finished = run(preloaded, tmp_path, UNSTEPPED, "--every-rank", nprocs=2)
+
+    remark = (
+        "figures are of the whole run: rank 1 stepped an optimizer 0 times, another rank 3 times"
+    )
+    assert finished.code == 0, finished.stderr
+    assert remark in " ".join(finished.stderr.split())
+    assert [remark] == figures_in(tmp_path)["remarks"]

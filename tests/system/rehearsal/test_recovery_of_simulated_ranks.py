@@ -19,6 +19,7 @@ from rankwise.launch.run.function_job import function_job
 from rankwise.launch.run.job import LogPlan
 from rankwise.sim.faults.reading import read_faults_of_run
 from rankwise.simranks.run.rehearsal import Rehearsal
+from rankwise.simranks.run.simulation_options import SimulationOptions
 
 RECOVERING = """
 import os, numpy as np, rankwise
@@ -54,6 +55,7 @@ def rehearse(
             function_job(
                 function, (), ranks, start_method="spawn", logs=LogPlan(), max_restarts=restarts
             ),
+            SimulationOptions(),
             node_count=most,
             rendezvous=None
             if nodes is None
@@ -262,4 +264,4 @@ def test_a_number_of_spares_below_zero_is_refused(tmp_path: Path) -> None:
     result = run("run", "--on", "sim", "--spares", "-1", str(write_program(tmp_path, "pass")))
 
     assert result.code == 2
-    assert "--spares is -1, expected 0 or more" in result.stderr
+    assert "--spares: -1 is not in the range x>=0" in result.stderr

@@ -309,3 +309,34 @@ def test_run_that_ends_before_the_answer_is_judged_by_the_ranks_last_words(world
 
     assert world.asked_at
     assert [blame.accused for blame in world.blamed] == [(1,)]
+
+
+def test_two_looks_that_blame_for_two_groups_in_one_sentence_do_not_agree(world: World) -> None:
+    groups = [
+        {rank: world.rings[rank].add_group(key, "dp", 2, (0, 1)) for rank in (0, 1)}
+        for key in ("first", "second")
+    ]
+    alone = world.group("alone", (2, 3))
+    world.begin_call(2, alone[2])  # who stands for a while is why the others are looked at
+
+    entries = disagree(world, groups[0])
+    world.timers.run_for(Duration(1 * SECOND))
+    for rank, entry in entries.items():
+        world.rings[rank].end(entry, DONE)
+    disagree(world, groups[1])
+    world.timers.run_for(Duration(3 * SECOND))
+    after_one = [each.accused for each in world.blamed]
+    world.timers.run_for(Duration(1 * SECOND))
+
+    assert after_one == []
+    assert [each.accused for each in world.blamed] == [(0, 1)]
+
+
+def disagree(world: World, groups: dict[int, RingGroup | None]) -> dict[int, int]:
+    """Two ranks come to one call with different things, and stand in it."""
+    return {
+        rank: world.rings[rank].begin(
+            group, stamp_of(group, rank, ("barrier", "all_reduce")[rank], ("train.py", 7))
+        )
+        for rank, group in groups.items()
+    }

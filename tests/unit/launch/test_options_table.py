@@ -1,33 +1,40 @@
 """The table of a run's options, against every interface that is made from it."""
 
+import ast
 import dataclasses
 import inspect
 import pickle
 import re
 import runpy
 import shlex
+import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import click
 import msgspec
 import pytest
 
 import rankwise
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import parse_duration
 from rankwise.cli.main import invoke
 from rankwise.cli.on_ray import ray_job
 from rankwise.cli.on_sim import simulate
 from rankwise.cli.run import parse
-from rankwise.cli.run_job import RunOptions
+from rankwise.cli.run_job import RunOptions, job_from
 from rankwise.cli.run_sweep import sweep
 from rankwise.compat.torch.elastic.multiprocessing import DefaultLogsSpecs
 from rankwise.compat.torch.launcher.api import LaunchConfig
 from rankwise.compat.torch.run import config_from_args, get_args_parser, parse_args
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.launch.launch_fields import LAUNCH_FIELDS, LaunchField, field_of
 from rankwise.launch.options import (
     CHOICE,
     FLAG,
     INTEGER,
-    LAUNCH_FIELDS,
+    MASTER_PORT,
     ONLY_IN_PYTHON,
     OPTIONS,
     PROCESSES,
@@ -36,13 +43,20 @@ from rankwise.launch.options import (
     SWEEP,
     TIMING_ONLY,
     WORLDS,
-    LaunchField,
     Option,
+    default_of,
+    option_named,
 )
+from rankwise.launch.run.function_job import function_job
+from rankwise.launch.run.job import Job, Module
+from rankwise.simranks.run.rehearsal import Rehearsal
+from rankwise.simranks.run.simulation_options import SimulationOptions
+from rankwise.simranks.world.modules import PACKAGES_OF_RANKS
 
 EXAMPLES: tuple[str, ...] = runpy.run_path(
     str(Path(__file__).parents[3] / "tools" / "cli_examples.py")
 )["EXAMPLES"]["run"]
+SOURCE = Path(rankwise.__file__).parent
 PLACES = {PROCESSES: [], SIM: ["--on=sim"], RAY: ["--on=ray"]}
 
 
@@ -217,6 +231,123 @@ def test_the_launch_config_has_the_fields_of_the_table_and_their_help() -> None:
     ]
     described = inspect.getdoc(LaunchConfig) or ""
     assert all(f"{each.name}: {each.help}" in described for each in LAUNCH_FIELDS)
+
+
+@pytest.mark.parametrize("field", LAUNCH_FIELDS, ids=lambda each: each.name)
+def test_a_field_of_an_option_has_the_help_of_its_row(field: LaunchField) -> None:
+    if not field.option:
+        return
+    row = option_named(field.option)
+    assert row.torchrun is not None
+
+    assert field.help.startswith(row.torchrun.help or row.help)
+
+
+def test_a_field_of_a_launch_config_without_a_default_is_refused_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match="field timeout needs a default"):
+        LaunchField("timeout", help="Seconds.", type="int")
+    with pytest.raises(TypeError, match="field timeout: torchrun has no option timeout"):
+        field_of("timeout")
+    with pytest.raises(TypeError, match="field roles: torchrun has no option roles"):
+        field_of("roles")
+
+
+def test_no_field_of_a_launch_config_has_a_placeholder_for_its_value() -> None:
+    config = LaunchConfig(1, 1, 1)
+
+    assert all(getattr(config, each.name) is not ... for each in dataclasses.fields(config))
+
+
+def test_options_of_simulated_ranks_have_the_names_and_defaults_of_the_table() -> None:
+    rows = [each for each in OPTIONS if each.only == SIM]
+
+    assert list(SimulationOptions.__struct_fields__) == [each.name for each in rows]
+    assert msgspec.structs.asdict(SimulationOptions()) == {each.name: each.initial for each in rows}
+    assert set(inspect.signature(Rehearsal).parameters).isdisjoint(
+        {each.name for each in rows} - {"schedule", "faults"}  # what these come to
+    )
+
+
+@chosen(lambda option: option.python is not None)
+def test_a_job_of_a_function_has_the_defaults_of_the_table(option: Option) -> None:
+    assert option.python is not None
+    found = inspect.signature(function_job).parameters.get(option.python.name or option.name)
+
+    if found is not None and found.default is not inspect.Parameter.empty:
+        assert found.default == option.python.default
+
+
+def test_defaults_that_the_table_tells_in_words_are_those_that_count() -> None:
+    shown = {each.name: each.default_shown for each in OPTIONS}
+    gang, job = GangSpec(size=1), Job(program=Module("m"), gang=GangSpec(size=1), run_id="r")
+
+    assert parse_duration(shown["start_timeout"] or "") == gang.spawn_timeout
+    assert parse_duration(shown["shutdown_timeout"] or "") == gang.grace
+    assert parse_duration(shown["restart_backoff"] or "") == job.policy.backoff.initial
+    assert shown["import_per_rank"] == ", ".join(sorted(PACKAGES_OF_RANKS))
+    assert str(MASTER_PORT) in (shown["master_port"] or "")
+    assert [signal.Signals(each).name for each in job.signals] == default_of(
+        "signals_to_handle"
+    ).split(",")
+
+
+@chosen(lambda option: option.is_positive)
+def test_a_time_of_zero_is_refused_by_all_interfaces_where_the_table_says_so(
+    option: Option,
+) -> None:
+    told = f"{option.name} is 0, expected more than 0 seconds"
+
+    with pytest.raises(ConfigError) as refused:
+        job_from(parsed(f"{option.flag}=0"), {})
+    assert str(refused.value) == told.replace(option.name, option.flag)
+    with pytest.raises(ConfigError) as refused:
+        rankwise.run(int, **cast("Any", {option.name: 0}))
+    assert str(refused.value) == told
+
+
+@chosen(lambda option: option.least is not None or option.most is not None)
+def test_a_number_outside_of_the_tables_range_is_refused(option: Option) -> None:
+    outside = [option.least - 1] if option.least is not None else []
+    outside += [option.most + 1] if option.most is not None else []
+
+    for number in outside:
+        with pytest.raises(click.BadParameter, match="is not in the range"):
+            parsed(f"{option.flag}={number}")
+
+
+def test_times_of_zero_are_taken_where_the_table_refuses_none() -> None:
+    words = ["--shutdown-timeout=0", "--restart-backoff=0", "--no-python", "true"]
+
+    job = job_from(parse(words, {}), {})
+
+    assert job.gang.grace == 0
+
+
+def test_no_module_repeats_a_default_of_the_table() -> None:
+    defaults = [default_of("signals_to_handle"), default_of("forward_signals"), MASTER_PORT]
+    spelled = [*map(str, defaults), f"{MASTER_PORT:_}"]
+    sources = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    repeated = {
+        f"{path.relative_to(SOURCE)}: {constant}"
+        for path, source in sources.items()
+        if path != SOURCE / "launch/options.py" and any(each in source for each in spelled)
+        for constant in constants(ast.parse(source))
+        if constant in defaults
+    }
+
+    assert repeated == set(REPEATED)
+
+
+REPEATED = {
+    "compat/torch/launcher/api.py: SIGTERM,SIGINT,SIGHUP,SIGQUIT": "written from the table",
+    "drivers/virtual/cluster/host.py: 29500": "the first of the ports of simulated nodes",
+    "simranks/torch/rank_store.py: 29500": "the first of the ports of simulated servers",
+}
+
+
+def constants(tree: ast.AST) -> Iterator[object]:
+    """Numbers and texts."""
+    return (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
 
 
 def test_a_launch_config_is_pickled_copied_and_compared_as_a_class_in_source_is() -> None:

@@ -1,6 +1,6 @@
 """Actions of `argparse` with defaults from the environment: `--max-restarts`, or PET_MAX_RESTARTS.
 
-What stands on the command line wins.
+The command line wins.
 """
 
 import os

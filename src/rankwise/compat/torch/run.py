@@ -31,10 +31,11 @@ from rankwise.compat.torch.launcher.signals import heed_all_signals
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.early_signals import be_interruptible, leave_alone
 from rankwise.launch.inside.run_path import run_script_path
+from rankwise.launch.launch_fields import LAUNCH_FIELDS
 from rankwise.launch.options import (
     FLAG,
     INTEGER,
-    LAUNCH_FIELDS,
+    MASTER_PORT,
     NUMBER,
     OPTIONS,
     SAME,
@@ -43,6 +44,7 @@ from rankwise.launch.options import (
     Kind,
     Option,
     Torchrun,
+    option_named,
 )
 from rankwise.launch.run.standard_streams import flush_standard_streams
 from rankwise.launch.run.thread_limit import VARIABLE, thread_environment, thread_notice
@@ -59,9 +61,6 @@ __all__ = [
     "run",
     "run_script_path",
 ]
-
-MASTER_PORT = 29500
-PREFIX_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +235,7 @@ def config_from_args(
         max_nodes=nodes_max,
         nproc_per_node=size,
         rdzv_configs=settings,
-        log_line_prefix_template=os.environ.get(PREFIX_TEMPLATE_VARIABLE),
+        log_line_prefix_template=os.environ.get(*option_named("log_prefix").variables),
         logs_specs=_logs_specs(args),
         numa_options=_numa_options(args.numa_binding),
     )

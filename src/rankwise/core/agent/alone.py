@@ -13,8 +13,8 @@ what a failed round means is judged by the same rules (`configuration.py`).
 
 - A failure that is followed by another round is announced with its pause (`AnnounceRestart`); the
   pause runs while the node gets ready.
-- A request to stop is agreed to at once. What came first counts: a gang that had failed has
-  failed, also when the request comes in the pause before the next round.
+- A request to stop is agreed to at once. The first fact counts: a gang that had failed has failed,
+  also when the request comes in the pause before the next round.
 """
 
 import msgspec
@@ -111,7 +111,7 @@ class Alone:
                 return [StopStepAgreed(stimulus.round, stimulus.step)]
             case Left():
                 return [LeaveSettled()]
-            case _:  # what others would hear of, and answers of a store
+            case _:  # messages for other nodes, and answers of a store
                 return []
 
     def on_suspended(self, duration: Duration) -> None:

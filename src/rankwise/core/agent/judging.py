@@ -1,4 +1,4 @@
-"""Who is to blame that ranks of the job wait, by the call records of all nodes that have told."""
+"""Find the ranks that keep the others waiting, by the call records of all nodes that have told."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,6 +41,7 @@ def judged(gathered: SheetsGathered, size: int | None, own_id: str, now: Instant
         verdict.text,
         verdict.is_certain,
         mismatch=verdict.mismatch,
+        identity=verdict.identity,
     )
 
 

@@ -18,7 +18,7 @@ doing; it is made with the first fact that it may hold.
 
 A gang that has paused (`rankwise.recover`) goes the same way, but lives on: in the next round it is
 resumed. If there is none, it is ended first (DISMISSING). Ranks that wait in a pause are bound to
-nobody, and do nothing until a round of which this node is a member calls them: to the other nodes
+no round, and do nothing until a round of which this node is a member calls them: to the other nodes
 they are as good as dead, also while this one is cut off or a spare.
 
 - *A gang has one life*: the rendezvous counts the restarts of the job. Its attempt number is
@@ -34,7 +34,7 @@ they are as good as dead, also while this one is cut off or a spare.
   since their failure would call it back; it does not wait for anything after the verdict.
 - *Asked to stop*, the agent says so at once, asks the others to agree (or leaves alone, if so
   configured), stops its gang when they have, and waits for the verdict for as long as the others
-  may hear it, and no longer than its gang's grace. If nobody answers within a lease, or the store
+  may receive it, and no longer than its gang's grace. If none answers within a lease, or the store
   is silent for half of it, it chooses for its ranks where they stop: what is left of the lease is
   for them to save. Asked a second time it kills, and leaves.
 - *Who dies*: a worker: the gang. The agent: its guardian kills the workers, its lease ends. The
@@ -135,7 +135,7 @@ class Agent:
         self.make_gang: Callable[[gang_words.GangSpec, int], Gang] = Gang
         """Makes the gang of each round; others than `Gang` show that checkers can fail."""
         self.watch: ExitWatch | None = None
-        """None while nothing was heard that it may hold back."""
+        """None until the first fact that it may hold back."""
         self.world: World | None = None
         self.finished: FinishRun | None = None
         self._effects: list[Effect] = []
@@ -173,7 +173,7 @@ class Agent:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
         if self.phase is AgentPhase.FINISHED:
             return None  # the watch may still ask about a hang that the ranks' ends have settled
-        # Spelled out without a list: it is asked after every message, and an agent hears
+        # Spelled out without a list: it is evaluated after every message, and an agent gets
         # thousands.
         earliest = self._deadline_of_rendezvous
         own = self._deadline
@@ -443,7 +443,7 @@ class Agent:
     def _fail_after_all(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
         """All workers have ended well, but ranks of other nodes wait for some of them."""
         outcome, world = self._outcome, self.world
-        assert outcome is not None, "asked by who knows it"
+        assert outcome is not None, "called once it is known"
         assert world is not None, "a gang lives in a world"
         # A failure or a stop of its own explains the wait of the others already.
         if outcome.status is not OutcomeStatus.SUCCEEDED:
@@ -466,7 +466,7 @@ class Agent:
         self._outcome = msgspec.structs.replace(
             outcome, status=OutcomeStatus.FAILED, failures=failures
         )
-        # The others hear of it when it is described: this node has ended, so they would not wait.
+        # The others get it once it is described: this node has ended, so they would not wait.
         self.phase = AgentPhase.DESCRIBING
         self._deadline = after(now, self.spec.describe_timeout)
         self._effects.append(DescribeFailures(world.round, failures))
@@ -515,7 +515,7 @@ class Agent:
         if self.spec.is_alone:
             return spec
         # The death that explains an exception may be of another node, which is missed when its
-        # lease ends, and heard of a request later.
+        # lease ends, and known here a request later.
         known = Duration(meeting.lease_ttl + meeting.request_timeout)
         return msgspec.structs.replace(spec, exception_timeout=max(spec.exception_timeout, known))
 
@@ -890,7 +890,7 @@ class Agent:
     def _await_verdict(self, now: Instant) -> None:
         """Wait while the others stop, which takes them a grace at most, and for the verdict.
 
-        A node that goes waits no longer than its lease lives: then no node hears it any more.
+        A leaving node waits no longer than its lease lives: after that, other nodes ignore it.
         """
         if self._is_going:
             alive_until = self.rendezvous.alive_until

@@ -1,8 +1,8 @@
 """Lives an agent's life again, from its journal: the same machine, the same facts, the same times.
 
 A journal holds everything that a machine was told, and a machine has nothing but what it is told;
-so its states can be seen again afterwards. What it ordered then is compared with what it orders
-now: another version of rankwise may decide otherwise, and what follows then proves little.
+so its states can be seen again afterwards. The recorded orders are compared with those of this
+version. Another version of rankwise may decide otherwise, and what follows then proves little.
 """
 
 from collections.abc import Iterable, Iterator

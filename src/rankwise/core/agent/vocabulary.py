@@ -1,4 +1,4 @@
-"""What an agent is told (stimuli) and what it orders (effects).
+"""The facts that an agent is told (stimuli), and its orders (effects).
 
 An agent composes a rendezvous, an exit watch and, for each round, a gang, so most of its words are
 theirs: facts about workers and orders for them are those of `core/gang/vocabulary.py`, with the
@@ -6,8 +6,8 @@ round's number as `attempt`; answers of the store and orders for it are those of
 `core/rendezvous/vocabulary.py`; what the host is asked about calls is in
 `core/watch/vocabulary.py`. The words here are what is left between the agent and its driver.
 
-`StopRequested` and `Ticked` are the gang's words with the agent's meaning: somebody wants this node
-to end, a second time at once; the agent's deadline has come.
+`StopRequested` and `Ticked` are the gang's words with the agent's meaning: the end of this node is
+requested, a second time at once; the agent's deadline has come.
 """
 
 import msgspec
@@ -36,11 +36,11 @@ LOSSES_OF_STORE = (rendezvous.RefusalKind.STORE, rendezvous.RefusalKind.FORGOTTE
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent is.
+    """The properties of an agent.
 
     Attributes:
         run_id: names the run; all that the nodes share lies under it.
-        rendezvous: who may join, for how long anybody waits, and which failures the job survives.
+        rendezvous: which nodes may join, how long one waits, and which failures the job survives.
         offer: what this node brings along.
         gang: the workers of this node.
         watch: what may hold facts about them back.
@@ -151,7 +151,7 @@ NodeStimulus = (
     | rendezvous.CallRecordsReported
     | HostAnswer
 )
-"""What does not come from the store."""
+"""All facts that do not come from the store."""
 Stimulus = NodeStimulus | Answer
 
 
@@ -247,11 +247,11 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def has_taken_part(self) -> bool:
-        """Whether this node was ever a member of a round."""
+        """True if this node was ever a member of a round."""
         return self.last_round >= 0
 
     def as_outcome(self, size: int | None = None) -> Outcome:
-        """What a run on this node came to: the job's verdict, with this node's own failures.
+        """The outcome of a run on this node: the job's verdict, with this node's own failures.
 
         The root cause of the job comes first on every node, wherever it happened.
 
@@ -305,12 +305,12 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def _has_lost_store(self) -> bool:
-        """Whether this node took part, and ended since its store was gone."""
+        """True if this node took part, and ended since its store was gone."""
         refusal = self.refusal
         return refusal is not None and refusal.kind in LOSSES_OF_STORE and self.has_taken_part
 
     def _loss_of_store(self, detail: str) -> Failure:
-        """What explains the failures of this node's ranks then, with the instant of the first."""
+        """The explanation of the failures of this node's ranks then; the instant of the first."""
         own = () if self.outcome is None else self.outcome.failures
         return Failure(
             local_rank=NO_RANK,
@@ -354,5 +354,5 @@ NodeEffect = (
     | Announcement
     | FinishRun
 )
-"""What does not go to the store."""
+"""All orders that do not go to the store."""
 Effect = NodeEffect | Order

@@ -1,10 +1,10 @@
 """Programs compiled for memory that all ranks read: rounds, with a barrier after each.
 
-In a round every rank does as much of its program as it can. What it sends it *posts* into its own
-slot, which the others read in the next round; it goes on past that, and stops at a receive whose
-message has not been posted before this round. A rank that is not yet at the receive puts
-the message aside, for slots are used again. So memory, barriers, deaths and deadlines are those of
-the segment (`rankwise.collectives.barrier`), and there is nothing to wait for but the barrier.
+In a round every rank does as much of its program as it can. It *posts* a message into its own slot,
+which the others read in the next round; it goes on past that, and stops at a receive whose message
+has not been posted before this round. A rank that is not yet at the receive puts the message aside,
+for slots are used again. So memory, barriers, deaths and deadlines are those of the segment
+(`rankwise.collectives.barrier`), and there is nothing to wait for but the barrier.
 
 All ranks compile the programs of all ranks, and so know where each message lies.
 """

@@ -12,8 +12,8 @@ done now, in order: instructions of the program, and what its messages need.
   left.
 
 States: running (effects are being given), receiving (a `Receive` is out), leaving (the program has
-ended, messages have not), finished. Who waits how long, for whom, and what follows when a peer
-dies, is the driver's business: it knows peers, and the machine knows what it waits for.
+ended, messages have not), finished. The driver decides which wait lasts how long, and what follows
+when a peer dies: it knows peers, and the machine knows what it waits for.
 """
 
 from collections.abc import Iterable

@@ -3,9 +3,9 @@
 An algorithm is a module with a function `program(task)`, a generator of instructions: what the rank
 `task.rank` sends, receives, combines and copies, one after the other. All ranks run the same
 function, as a kernel's programs do. It neither waits nor computes: the instructions are data, and
-three readers share them. The *rehearsal* checks that every message has a receiver and works out the
-numbers; the *executor* plays the same instructions in simulated time, through the queues between
-the PEs; a test adds up the bytes.
+three readers share them. The *calculation* checks that every message has a receiver, and works out
+the numbers; the *executor* plays the same instructions in simulated time, through the queues
+between the PEs; a test adds up the bytes.
 
 Each rank has a *workspace*, a row of elements that instructions address by `Span`. How a collective
 lays its operands there is fixed, so that algorithms are interchangeable (`n` ranks, `N` elements):
@@ -24,7 +24,7 @@ scatter          `[0, n N)` at the root      block `rank` of it
 barrier          `[0, 1)`                    nothing
 ================ =========================== ====================
 
-What lies behind is scratch; `scratch_elements(task)` of the module says how much of it there is.
+The rest is scratch; `scratch_elements(task)` of the module says how much of it there is.
 
 Messages between two ranks arrive in the order in which they were sent. Programs receive them in
 that order, whatever their channels; in simulated time, messages of a channel do not wait for those

@@ -2,7 +2,7 @@
 
 Pure: it looks at the workers' lives, of which some may go on. The order in which causes are tried
 is the point. A hang was found before anything was done about it, so whatever the worker died of
-afterwards is a consequence; an exception that was raised before anybody was told to stop is the
+afterwards is a consequence; an exception that was raised before the stop was ordered is the
 worker's own, however it then ended.
 """
 
@@ -75,7 +75,7 @@ def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCau
         return FailureCause.NOT_STARTED
     if worker.lost is not None and worker.error is None:
         return FailureCause.GUARDIAN_LOST
-    # An exception raised before anybody was told to stop is the worker's own, however it ended.
+    # An exception raised before the stop was ordered is the worker's own, however it ended.
     is_late = stop_ordered_at is not None and worker.failed_at > stop_ordered_at
     if is_late and not worker.died_by_itself:
         return FailureCause.STOPPED
@@ -117,6 +117,6 @@ def _how_we_killed_it(worker: WorkerLife, orders: StopOrders, grace: Duration) -
     patience = between(orders.stopped_at, orders.killed_at)
     if patience == 0:
         return "it got no time to end"
-    if patience < grace:  # somebody would not wait
+    if patience < grace:  # a second request, or an earlier deadline, cut it short
         return f"it was given only {format_duration(patience)} to end"
     return f"it did not end within {format_duration(patience)} of the request to stop"

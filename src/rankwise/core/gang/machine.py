@@ -23,40 +23,40 @@ finished: a stray of this one could hold the port or the device of the next.
   change nothing.
 - *Recovery* (`rankwise.recover`; ADR 0021): a gang with restarts left outlives the failure of a
   worker if another one runs a function that can be called again. Those that do are recalled; the
-  others are told to stop. A worker that is late with either is killed. What the dead have left is
+  others are told to stop. A worker that is late with either is killed. Strays of the dead are
   swept, and the gang pauses. Then the agent resumes it as another attempt: those that have yielded
   are called again, and the others are made anew. In a pause a request to stop kills the workers
   that stand: they have left their functions, and have nothing to save.
 - The same is done when the round is over for another node's sake (`RecallRequested`), though no
-  worker of this gang has failed. What they do after it is no failure of their own.
-- A worker that can be recovered holds back the exception of its function: it may come of a death
-  that we have not heard of. If none is heard of within `exception_timeout`, all exceptions that are
+  worker of this gang has failed. A later exit of theirs is not a failure of their own.
+- A worker that can be recovered holds back the exception of its function: its cause may be a death
+  that is not known yet. If none becomes known within `exception_timeout`, all exceptions that are
   held are released, and their workers fail as any others do.
-- A stop request is obeyed in every phase, and the outcome tells what was heard of first. A batch
-  system's SIGTERM to everybody stays a stop, though a worker may die of it before the request is
-  read. Workers that had all ended well before it was read have succeeded. The second request means
-  SIGKILL at once, also when it comes from somebody else.
+- A stop request is obeyed in every phase, and the outcome is that of the first fact. A batch
+  system's SIGTERM to all processes stays a stop, though a worker may die of it before the request
+  is read. Workers that had all ended well before it was read have succeeded. The second request
+  means SIGKILL at once, also if it comes from another source.
 - A worker may be told to stop before its process exists: the order is kept. When a stop is
-  requested and no process exists, nobody is waited for: the sweep takes the orders back.
+  requested and no process exists, the gang waits for none: the sweep takes the orders back.
 - Two gangs must never be alive at once: what a sweep could not end, or a sweep that did not end
   itself, forbids another gang, and the outcome's detail says so.
-- While workers are started, who makes them has to make progress: a fork server computes or reads
+- While workers are started, their spawner has to make progress: a fork server computes or reads
   while it imports. Without any for `hang_timeout`, or when `spawn_timeout` is over, those that do
   not exist yet have not started.
 - A hang is the absence of progress of *any* worker. `progress.py` decides what progress is, from
   looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
   sets its next deadline from the answer.
-- Who keeps others waiting in a collective is found out by those who can read the ranks' call
-  records (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before
-  anybody is told to stop, all show where they stand, as after a hang.
+- Which rank keeps others waiting in a collective, `core/ledger` finds out from the ranks' call
+  records. Such a worker counts as failed, however it ends or has ended: before the stop is ordered,
+  all show where they stand, as after a hang.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time of the suspension.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
-  death later: only when it has taken its connections down, and written its core. So nobody is
-  told to stop until another one has failed by itself, or `verdict_timeout` has passed. At once, and
-  then again, the gang asks whose cores are being written (`LookForDumps`), and waits for these for
-  up to `dump_timeout`.
-- If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
-  happened before stays true: a gang whose workers had all ended well has succeeded.
+  death later: only when it has taken its connections down, and written its core. So the stop is not
+  ordered until another one has failed by itself, or `verdict_timeout` has passed. At once, and then
+  again, the gang asks whose cores are being written (`LookForDumps`), and waits for these for up to
+  `dump_timeout`.
+- If the guardian is lost, so are its workers: the gang ends at once, and none can follow. A fact
+  from before stays true: a gang whose workers had all ended well has succeeded.
 """
 
 from rankwise.base.errors import LocalProtocolError
@@ -365,8 +365,8 @@ class Gang:
             elif self._awaits_cause:
                 return self._await_cause(now)
             else:
-                # What cannot be started will not start in a recovery either: no worker is kept for
-                # it.
+                # A program that cannot be started will not start in a recovery either: no worker is
+                # kept for it.
                 never_started = worker.refusal is not None
                 return self._begin_stopping(now) if never_started else self._end_attempt(now)
         match self.phase:
@@ -385,7 +385,7 @@ class Gang:
     def _awaits_cause(self) -> bool:
         """Whether all that have failed say that a peer is gone, and others may be dying."""
         failed = [worker for worker in self._workers if worker.has_failed]
-        # The last one is waited for by nobody, and a gang that starts has no peers yet.
+        # No peer waits for the last one, and a gang that starts has no peers yet.
         may_come = self.phase is GangPhase.RUNNING and bool(self._workers.running)
         return may_come and all(worker.says_peer_is_gone for worker in failed)
 
@@ -394,7 +394,7 @@ class Gang:
             return []
         self._verdict_due = after(now, min(self.spec.verdict_timeout, self.spec.dump_timeout))
         self._dumps_due = after(now, self.spec.dump_timeout)
-        # Now, too: who is dying already is the cause, who aborts later may be a consequence.
+        # Now, too: a worker that is dying already is the cause; a later abort may be a consequence.
         return [LookForDumps(self.attempt)]
 
     def _on_dumps_looked(self, looked: DumpsLooked, now: Instant) -> list[Effect]:
@@ -447,7 +447,7 @@ class Gang:
             worker.recall_state = RecallState.BOUND
             return [TellWorker(worker.local_rank, self.attempt, RecoveryOrder.RELEASE)]
         worker.recall_state = RecallState.EXCEPTION_HELD
-        # It may come of a death of which nothing was heard yet: the worker is kept until then.
+        # Its cause may be a death that is not known yet: the worker is kept until then.
         self._exceptions_due = self._exceptions_due or after(now, self.spec.exception_timeout)
         return []
 
@@ -501,7 +501,7 @@ class Gang:
     def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
         if self._workers.in_functions:
             return []
-        # Nobody has left to be called again: then this is an end like any other.
+        # No worker is left that could be called again: then this is an end like any other.
         return self._begin_clearing(now) if self._workers.running else self._begin_sweep(now)
 
     def _kill_stuck(self, now: Instant) -> list[Effect]:
@@ -527,7 +527,7 @@ class Gang:
         self.phase = GangPhase.PAUSED
         self._deadline = None
         if self._resumed is not None:
-            # The next round was settled while the dead were swept: nobody need be told of a pause.
+            # The next round was settled while the dead were swept: the pause need not be announced.
             return self._go_on(self._resumed, now)
         if self._is_pause_reported:
             return []
@@ -603,8 +603,8 @@ class Gang:
 
     def _call_off(self, now: Instant) -> list[Effect]:
         """Wait for no worker that does not exist yet; the sweep takes back the orders for them."""
-        # A fork server that imports may take minutes, and makes no process when it hears of the
-        # sweep.
+        # A fork server that imports may take minutes, and makes no process once the sweep has
+        # reached it.
         self._workers.give_up_unmade("the gang was stopped before it had started", now)
         return self._begin_sweep(now)
 
@@ -684,12 +684,12 @@ class Gang:
     def _status(self) -> OutcomeStatus:
         if self._stop_came_first and not self._had_succeeded_before_stop:
             return OutcomeStatus.STOPPED
-        # What was heard of first counts: a stop never turns an earlier failure into a stop.
+        # The first fact counts: a stop never turns an earlier failure into a stop.
         return OutcomeStatus.FAILED if self._workers.has_failure else OutcomeStatus.SUCCEEDED
 
     @property
     def _had_succeeded_before_stop(self) -> bool:
-        """Whether all workers had ended well when a stop was ordered, though we heard it later."""
+        """Whether all workers had ended well when a stop was ordered, though it was read later."""
         ordered_at = self._stop_ordered_at
         return ordered_at is not None and self._workers.have_succeeded_by(ordered_at)
 
@@ -740,8 +740,8 @@ class Gang:
             self._deadline = after(stimulus.last_progress, hang_timeout)
             return []
         for worker in self._workers.running:
-            # All of them have hung: in a collective nobody can tell by progress alone who began
-            # it.
+            # All of them have hung: which of them began it in a collective, progress alone does not
+            # show.
             worker.hung_at = now
             if worker.local_rank in stimulus.awaited:
                 worker.accused = stimulus.accused
@@ -768,7 +768,7 @@ class Gang:
             worker = self._workers.lives[local_rank]
             worker.blame, worker.blamed_at = stimulus.reason, now
             worker.accused, worker.mismatch = stimulus.accused, stimulus.mismatch
-        # Who was done too early may have been swept when ranks of another node miss it.
+        # A worker that was done too early may have been swept when ranks of another node miss it.
         return self._begin_dumping(now) if self.phase is GangPhase.RUNNING else []
 
     def _begin_dumping(self, now: Instant) -> list[Effect]:

@@ -3,8 +3,8 @@
 Theory of operation
 ===================
 
-A hang is the absence of progress, not of output. Somebody *looks* now and then: counts what each
-rank has done so far (`Activity`). What it has done between two looks is progress or is none:
+A hang is the absence of progress, not of output. A *look* counts what each rank has done so far
+(`Activity`). Its work between two looks is progress or is none:
 
     it has begun or ended a collective call, a step or a section              progress
     it is in the same collective call as before, whatever it does there       none: waits may spin
@@ -14,25 +14,12 @@ rank has done so far (`Activity`). What it has done between two looks is progres
     it has read or written 64 KiB, and 4 KiB for each second                  progress
     anything less                                                             none
 
-On a machine that has more to do than CPUs, a thread computes less than it would. So what it has
-computed is compared with the time in which it could have run: in which it did not wait for a CPU.
-The wait itself is no progress: who polls waits for a CPU each time that it wakes up. Less than 20
-ms from one look to the next are no progress in any case (of a look that is shorter than 400 ms, a
-twentieth); a starved thread gets that much.
+Output alone is no progress (what came through the rank's output streams is not counted), nor is a
+thread that wakes up now and then to say that it lives, nor one that watches a library's calls.
 
-A main thread that asks the handle of a call again and again whether it is over has computed only
-where that took 10 ms from one question to the next, on average: it waits, and spins.
-
-So output alone is no progress (what came through the rank's output streams is not counted), nor is
-a thread that wakes up now and then to say that it lives, nor one that watches a library's calls.
-
-Nobody polls: `next_look` is a quarter of the patience after the last look, or half of it after the
+Nothing polls: `next_look` is a quarter of the patience after the last look, or half of it after the
 last progress, when it is time to warn. Progress is dated to the look that found it, so a hang is
 found at most a quarter of the patience late, never early.
-
-If a look runs much later than it was due, the agent was suspended, and the ranks perhaps too:
-SIGSTOP, a suspended machine. That time does not count against the ranks. `on_suspended` reports
-the same of Ctrl-Z.
 
 That all others wait for one rank, and this one makes no progress, needs no rule of its own: those
 who wait in a call make none, so the rank that made progress last is the one they wait for.
@@ -142,7 +129,7 @@ class ProgressWatch:
 
     @property
     def next_look(self) -> Instant | None:
-        """When to look next; None while nobody asked for that."""
+        """When to look next; None while no patience is set."""
         if self._patience is None:
             return None
         regular = after(self._looked_at, self._interval(self._patience))
@@ -157,7 +144,8 @@ class ProgressWatch:
         is_same_look = elapsed < LEAST_INTERVAL and works.keys() <= self._works.keys()
         if is_same_look:
             return
-        # After the agent was suspended, the ranks get the time again that it has not seen.
+        # A look that runs much later than it was due: the agent was suspended (SIGSTOP, a suspended
+        # machine), and the ranks perhaps too. They get the time again that it has not seen.
         late = 0
         if self._patience is not None:
             # Twice the interval: a busy agent is late by one, and that is no suspension.
@@ -181,7 +169,7 @@ class ProgressWatch:
         }
 
     def warns(self, now: Instant) -> bool:
-        """Whether half of the patience is over, and nobody was told so yet."""
+        """Whether half of the patience is over, and the warning was not given yet."""
         last = self.last_progress
         if self._patience is None or last == self._warned_of:
             return False
@@ -222,15 +210,17 @@ def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
 
 def _main_computes(before: Activity, now: Activity, elapsed: Duration) -> bool:
     computed = now.main_time - before.main_time
+    # A thread that asks a handle again and again waits, and spins, unless it computes in between.
     if computed < max((now.polls - before.polls) * PER_POLL, _computed_min(elapsed)):
         return False
     # Of the time in which it could have run: on a busy machine a thread computes less than it
-    # would.
+    # would. The wait for a CPU itself is no progress: a polling rank has one at each wake-up.
     return computed * CPU_SHARE >= elapsed - (now.main_waited - before.main_waited)
 
 
 def _computed_min(elapsed: Duration) -> int:
     """What has to be computed in any case; never more than the twentieth that is enough."""
+    # A starved thread gets that much.
     return min(COMPUTED_MIN, elapsed // CPU_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""What a gang is told (stimuli) and what it orders (effects).
+"""The facts that a gang is told (stimuli), and its orders (effects).
 
 All are frozen and tagged, so that the journal is their JSON and a replay reads them back.
 `local_rank` counts the workers of this gang from 0; `attempt` counts the gangs on one process host
@@ -15,7 +15,7 @@ from rankwise.base.units import SECOND, Duration, Instant
 
 
 class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a gang is.
+    """The properties of a gang.
 
     Attributes:
         size: number of workers.
@@ -26,12 +26,12 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             dies of; one whose threads never end would otherwise keep all others waiting.
         hang_timeout: without progress of any worker for this long, the gang has hung;
             None never asks.
-        spawn_timeout: how long starting all workers may take. What makes no progress meanwhile for
+        spawn_timeout: how long starting all workers may take. A process without progress for
             `hang_timeout`, workers or who makes them, has hung.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
         exception_timeout: how long an exception of a recoverable worker is held back, since it may
-            be the consequence of a death that is about to be heard of.
+            be the consequence of a death that is not known yet.
         verdict_timeout: how long the death is awaited that explains a worker's exception which
             says that its peer is gone; the kernel closes connections before it tells of a death.
         dump_timeout: how long at most, while a worker writes its core.
@@ -91,7 +91,7 @@ class WorkerReported(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """A worker's process has ended. What it reported has been delivered before this."""
+    """A worker's process has ended. Its report has been delivered before this."""
 
     local_rank: int
     attempt: int
@@ -99,11 +99,11 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     at: Instant
     """When its parent saw it end, on the machine's monotonic clock."""
     was_killed_by_us: bool = False
-    """Whether it had been sent SIGKILL, also where a SIGTERM was ordered that it would not obey."""
+    """True if it had been sent SIGKILL, also where a SIGTERM was ordered that it would not obey."""
 
 
 class RecoveryMessage(StrEnum):
-    """What a worker that can be recovered tells its agent (`rankwise.recover`)."""
+    """A message of a worker that can be recovered (`rankwise.recover`)."""
 
     OFFERS = "offers"
     """It runs a function that can be called again."""
@@ -126,9 +126,9 @@ class RecoveryMessageSent(msgspec.Struct, frozen=True, tag="WorkerSaid"):
 
 
 class RecallRequested(msgspec.Struct, frozen=True, tag=True):
-    """The round is over for another node's sake: who can be called again waits for the next one.
+    """The round is over for another node's sake: recoverable workers wait for the next one.
 
-    The others are told to stop. It is the end of a gang in which nobody can be.
+    The others are told to stop. If none of them can be recovered, the gang ends.
     """
 
 
@@ -186,7 +186,7 @@ class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
     local_ranks: tuple[int, ...]
     attempt: int
     reason: str
-    """What they have done, in a sentence."""
+    """Their calls, in a sentence."""
     accused: tuple[int, ...] = ()
     """All ranks of the job that are blamed for that, also those of other nodes."""
     mismatch: Mismatch | None = None
@@ -266,7 +266,7 @@ class DumpStacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class RecoveryOrder(StrEnum):
-    """What the agent orders a worker that can be recovered to do."""
+    """An order of the agent to a worker that can be recovered."""
 
     RECALL = "recall"
     """Leave the function, close connections to other ranks, and answer YIELDED."""
@@ -299,7 +299,7 @@ class AnnounceKill(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     local_ranks: tuple[int, ...]
     asked_again: bool = False
-    """Whether somebody asked a second time; otherwise the grace is over."""
+    """True for a second request; otherwise the grace is over."""
 
 
 class AnnounceStuck(msgspec.Struct, frozen=True, tag=True):
@@ -310,7 +310,7 @@ class AnnounceStuck(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """What is left of the gang waits for `Resumed`, or to be stopped; the rest has ended so."""
+    """The living rest of the gang waits for `Resumed`, or to be stopped; the others have ended."""
 
     outcome: Outcome
     kept: tuple[int, ...]

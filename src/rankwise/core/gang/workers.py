@@ -82,7 +82,7 @@ class GangWorkers:
         for worker in self.lives:
             if worker.pid is None and not worker.has_ended:
                 worker.refusal = reason
-                # A refusal is an end: nobody waits for a process that will never be made.
+                # A refusal is an end: its process will never be made.
                 worker.ended_at = now
 
     def note_survivors(self, now: Instant) -> Instant | None:

@@ -6,15 +6,13 @@ Theory of operation
 One counter of revisions belongs to the whole keyspace. A transaction that changes anything raises
 it by exactly one, whatever number of keys it writes; one that changes nothing (it only asked, or
 deleted what was not there) leaves it alone. The changes of one revision are one *batch*, and the
-last batches are the *history*: a watch is nothing but a revision up to which somebody has been
-told, and `changes_after` tells the rest, whole batches only. What the history has dropped is
-compacted: a watch that is further behind is told so (`Compacted`), reads anew, and goes on from
-there.
+last batches are the *history*: a watch is nothing but the revision up to which it was delivered,
+and `changes_after` has the rest, whole batches only. Older changes are compacted.
 
 A lease is a deadline, and a set of keys that vanish with it, in one batch of its own. Leases end in
-`end_leases`, and nowhere else: until then one can still be renewed, however late it is. So a driver
-that was itself stopped takes in what it finds waiting before it calls that, and calls
-`prolong_leases` if it was away for long: nobody could have renewed while nobody heard it.
+`end_leases`, and nowhere else. So a driver that was itself stopped takes in what it finds waiting
+before it calls that, and calls `prolong_leases` if it was away for long: no renewal could arrive
+meanwhile.
 
 Nothing here waits or calls back. The driver of the machine asks after each call whether `revision`
 has risen, and if so tells those who watch. The same machine lies beneath the memory store, the
@@ -50,7 +48,7 @@ HISTORY_MAX = 10_000
 
 
 class Lease:
-    """A promise of life that somebody keeps by renewing it."""
+    """A promise of life, kept by renewing it."""
 
     __slots__ = ("deadline", "keys", "lease", "ttl")
 
@@ -134,7 +132,7 @@ class Keyspace:
 
     @property
     def next_deadline(self) -> Instant | None:
-        """When the next lease ends if nobody renews it; None while there are no leases."""
+        """When the next lease ends without a renewal; None while there are no leases."""
         while self._deadlines:
             instant, number = self._deadlines[0]
             lease = self._leases.get(number)
@@ -192,6 +190,7 @@ class Keyspace:
         Raises:
             LeaseLost: it has ended.
         """
+        # However late it is: until `end_leases` has ended it, a lease can be renewed.
         held = self._lease(lease)
         held.deadline = after(now, held.ttl)
 
@@ -261,6 +260,7 @@ class Keyspace:
             self._set(change)
         self._history.append(tuple(batch))
         if len(self._history) > self._history_max:
+            # A watch that is further behind is told so (`Compacted`), and reads anew.
             self._history.popleft()
 
     def _set(self, change: Change) -> None:

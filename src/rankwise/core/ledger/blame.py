@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, told from the call records of all ranks.
+"""Find the ranks that keep the others waiting, from the call records of all ranks.
 
 Theory of operation
 ===================
@@ -12,9 +12,9 @@ whom is a graph, and who is to blame is where its ways end:
     absence        a way ends at a rank that lives and stands in no call
     circle         all ways lead back: ranks called the operations of groups in different orders
 
-Of those who disagree, what more than half have called is taken for right, and the others are to
-blame. Without such a majority, as always between two ranks, nobody can know who is right: all of
-them are blamed together.
+Of ranks that disagree, what more than half have called is taken for right, and the others are to
+blame. Without such a majority, as always between two ranks, which of them is right is unknown: all
+of them are blamed together.
 
 A disagreement is looked for first, since those who disagree often wait for each other next. The
 first, second and fourth are *certain*: no patience would help. An absence is what every rank shows
@@ -27,16 +27,16 @@ A rank may make calls that it does not enter, as a function under `torch.compile
 ranks run it as it is: then the n-th entry of one rank is not the n-th of another. Where the library
 has told its own numbers, calls of different numbers do not meet, whatever is entered.
 
-What is not known accuses nobody. A member without a call record, on another node perhaps, is not
+Missing knowledge accuses no rank. A member without a call record, on another node perhaps, is not
 awaited; a way that ends at a rank which stands in a call that all have come to (its data is on its
-way, or somebody elsewhere is late) blames nobody.
+way, or a rank elsewhere is late) blames none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from rankwise.base.failure import Mismatch, MismatchKind
+from rankwise.base.failure import BlameIdentity, CallOfRanks, Mismatch, MismatchKind
 from rankwise.core.ledger import sentences
 from rankwise.core.ledger.call_records import INIT_GROUP, NO_PEER, Call, CallRecord, Fate, Stage
 from rankwise.core.matching import behind, parties
@@ -51,12 +51,13 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is to blame.
+    """The ranks that are to blame.
 
     Attributes:
         blamed: these ranks; several are so together, and none of them more than the others.
-        text: what they did, in a sentence.
+        text: what they did, in a sentence: for people, and never compared. See `identity`.
         mismatch: the same as a value, where calls were compared.
+        calls: the calls that it is about.
         is_certain: whether it will never be otherwise; else they may come yet.
         waiting: the ranks that wait because of that.
         is_of_a_part: whether members of which nothing is known here may tell who is right.
@@ -67,9 +68,15 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     is_certain: bool
     mismatch: Mismatch | None = None
+    calls: tuple[CallOfRanks, ...] = ()
     waiting: tuple[int, ...] = ()
     is_of_a_part: bool = False
     late: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> BlameIdentity:
+        """What tells it from other blame."""
+        return BlameIdentity(self.blamed, self.mismatch, self.calls)
 
 
 def waits_of(records: Iterable[CallRecord]) -> dict[int, Wait]:
@@ -86,13 +93,13 @@ def waits_of(records: Iterable[CallRecord]) -> dict[int, Wait]:
 def find_blame(
     records: Iterable[CallRecord], *, patience_is_over: bool, issued_is_waiting: bool = False
 ) -> Blame | None:
-    """Tell who is to blame that ranks wait; None where nobody can be told, or nobody is.
+    """Find the ranks that keep others waiting; None if there are none, or they are unknown.
 
     Args:
         records: those of all ranks that are known, read at one moment.
-        patience_is_over: whether ranks have waited for so long that who is merely late is to blame.
-        issued_is_waiting: whether a rank that stands in a call may yet do something else, since
-            somebody else carries the call out. A circle is none then.
+        patience_is_over: whether ranks have waited for so long that a merely late rank is to blame.
+        issued_is_waiting: whether a rank that stands in a call may yet do something else, since the
+            library carries the call out. A circle is none then.
     """
     by_rank = {record.rank: record for record in records}
     waits = waits_of(by_rank.values())
@@ -111,9 +118,16 @@ def find_blame(
             # Another process may come in its place, such as a child that it has left.
             return None
         text = sentences.departure_in_words(gone, wait, waiting, by_rank)
-        mismatch = Mismatch(MismatchKind.DEPARTURE)
+        calls = [_call_of(waiting, wait.call)]
+        if (last := by_rank[gone[0]].latest(wait.call.group)) is not None:
+            calls.append(_call_of(gone[:1], last))
         return Blame(
-            blamed=tuple(gone), text=text, is_certain=True, mismatch=mismatch, waiting=waiting
+            blamed=tuple(gone),
+            text=text,
+            is_certain=True,
+            mismatch=Mismatch(MismatchKind.DEPARTURE),
+            calls=tuple(calls),
+            waiting=waiting,
         )
     if ends:
         # They live, and may still come.
@@ -122,8 +136,14 @@ def find_blame(
         wait, waiting = _wait_for(sorted(ends), waits, by_rank)
         absent = tuple(rank for rank in wait.awaited if rank in ends)
         text = sentences.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
-        mismatch = Mismatch(MismatchKind.ABSENCE)
-        return Blame(blamed=absent, text=text, is_certain=False, mismatch=mismatch, waiting=waiting)
+        return Blame(
+            blamed=absent,
+            text=text,
+            is_certain=False,
+            mismatch=Mismatch(MismatchKind.ABSENCE),
+            calls=(_call_of(waiting, wait.call),),
+            waiting=waiting,
+        )
     if not issued_is_waiting and (circle := _circle(waits)):
         blamed = tuple(sorted(wait.rank for wait in circle))
         misfit = _misfit(circle)
@@ -134,7 +154,14 @@ def find_blame(
         )
         kind = MismatchKind.CIRCLE if misfit is None else MismatchKind.MISFIT
         mismatch = Mismatch(kind, tuple(wait.call.signature.operation for wait in circle))
-        return Blame(blamed=blamed, text=text, is_certain=True, mismatch=mismatch, waiting=blamed)
+        return Blame(
+            blamed=blamed,
+            text=text,
+            is_certain=True,
+            mismatch=mismatch,
+            calls=tuple(_call_of((wait.rank,), wait.call) for wait in circle),
+            waiting=blamed,
+        )
     return None
 
 
@@ -173,7 +200,7 @@ def judge(
 def find_disagreement(
     records: Iterable[CallRecord], rank: int, at: Call | None = None
 ) -> Blame | None:
-    """Tell who has come to a call of a rank with something else; None if nobody has.
+    """Find the ranks that have come to a call of a rank with something else; None without any.
 
     By default it is the last call: for a rank that its library has ended, which a backend does in
     C++ and also after the call.
@@ -187,7 +214,7 @@ def find_disagreement(
 def find_past_disagreement(records: Iterable[CallRecord]) -> Blame | None:
     """Tell who has called something else in a call that is over: another operation or reduction.
 
-    gloo adds for one rank what it takes the largest of for another, and tells nobody. Compared are
+    gloo adds for one rank what it takes the largest of for another, without an error. Compared are
     calls to which all known members have come at one time, under a number that the library has
     told. Sizes and types are not: an operation that only moves bytes may be right all the same.
     """
@@ -206,7 +233,7 @@ def find_past_disagreement(records: Iterable[CallRecord]) -> Blame | None:
         if max(each.begun_at for each in calls.values()) > min(
             each.ended_at for each in calls.values()
         ):
-            continue  # nobody is done before all have come: they are not one call
+            continue  # no member can be done before all have come: they are not one call
         blame = _disagreement(Wait(rank, call, ()), by_rank)
         if blame is not None and blame.is_certain:
             return blame
@@ -281,9 +308,24 @@ def _disagreement(wait: Wait, records: Mapping[int, CallRecord]) -> Blame | None
         text=text,
         is_certain=not is_of_a_part,
         mismatch=Mismatch(MismatchKind.DISAGREEMENT),
+        calls=tuple(_call_of([rank for rank, _ in each], each[0][1]) for each in all_parties),
         waiting=waiting,
         is_of_a_part=is_of_a_part,
         late=late,
+    )
+
+
+def _call_of(ranks: Iterable[int], call: Call) -> CallOfRanks:
+    """A call as blame is told apart by: not by the library's number, which may be learnt later."""
+    called = call.signature
+    return CallOfRanks(
+        tuple(ranks),
+        call.group,
+        call.number,
+        called.operation,
+        called.checksum,
+        call.place,
+        call.peer,
     )
 
 
@@ -328,8 +370,8 @@ def _misfit(circle: Sequence[Wait]) -> tuple[Wait, Wait] | None:
 def _circle(waits: Mapping[int, Wait]) -> list[Wait]:
     """Ranks each of which awaits the next, the last one the first; empty if there are none.
 
-    Only looked for where no way ends. A rank that awaits nobody is on its way: those who await it
-    are no circle by that.
+    Only looked for where no way ends. A rank that awaits none is on its way: those that await it
+    are no circle.
     """
     for start in sorted(waits):
         path = [start]

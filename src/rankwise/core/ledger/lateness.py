@@ -1,4 +1,4 @@
-"""Who makes the others wait: how often each rank came last to a call, and what that has cost.
+"""Lateness: how often each rank came last to a call, and what that has cost the others.
 
 Theory of operation
 ===================
@@ -7,19 +7,17 @@ A call to which all members have come, and that has ended on all of them, is *ju
 last rank kept the others waiting from the moment when the second last had come: before that, they
 waited for more than one. So what is counted for a rank is the time that would have been saved had
 it come with the next. A member waits at most until its own part of the call has ended: the root of
-a broadcast may go on before anybody has come. A call that was issued keeps nobody: who has issued
-it waits where it waits for its handle, which is seen before or after the call is judged.
+a broadcast may go on before any other has come. An issued call keeps no rank: it waits where it
+waits for its handle, which is seen before or after the call is judged.
 
-- Somebody always comes last: of two ranks in a tight loop, the one that the last call has released
+- One rank always comes last: of two ranks in a tight loop, the one that the last call has released
   last. So a rank is late only by the time that it took for itself, since its last call of the group
   ended, beyond what the second last took since then.
-- The first call of a group is not judged. That ranks start at different moments is no lateness.
 - Of a group with members elsewhere, those that are here are judged among themselves, since the
   clocks of nodes differ. The last one of all may be elsewhere; then the last one here waits for it,
   and so what that one waits in the call does not count as lost by it.
-- Who waited while all ranks were stopped (Ctrl-Z) waited for nobody.
-- Who feeds us reads memory that holds the latest calls only, and reads now and then. What is seen
-  stands for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
+- The feeder reads memory that holds the latest calls only, and reads now and then. These calls
+  stand for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
   tells the share.
 """
 
@@ -109,7 +107,7 @@ class Lateness:
         self._stops: list[tuple[Instant, Instant]] = []
 
     def on_suspended(self, since: Instant, until: Instant) -> None:
-        """Take note that all ranks were stopped (Ctrl-Z): who waited then waited for nobody."""
+        """Note that all ranks were stopped (Ctrl-Z): waits of that time do not count."""
         self._stops.append((since, until))
 
     def see(self, rank: int, groups: Mapping[str, Group], arrivals: Iterable[Arrival]) -> None:
@@ -211,7 +209,7 @@ class _Arrivals:
             self._judged_to = arrival.number
             for waiter, wait in self._early_waits.pop(arrival.number, ()):
                 self._see_wait(waiter, wait)
-            # Reading goes on: who has missed an earlier call in one rank will not find it again.
+            # Reading goes on: a call that was missed in one rank will not be found later.
             self._pending = {
                 number: others
                 for number, others in self._pending.items()
@@ -241,7 +239,7 @@ class _Arrivals:
     def _judge(self, come: Mapping[int, Arrival]) -> None:
         *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
         until = come[last].begun_at
-        # Clocks of two nodes agree only so far: within that doubt nobody is late.
+        # Clocks of two nodes agree only so far: within that doubt no rank is late.
         since = min(until, come[before].begun_at + self._doubt(before, last))
         if self._left:
             # A rank that left the last call late began late, too: only what it took since is its
@@ -254,8 +252,8 @@ class _Arrivals:
         self.judged += 1
         self.last[last] += 1
         if any(since <= end and until >= begin for begin, end in self._stops):
-            return
-        if not self._has_members_elsewhere:  # else nobody knows how long the last one waits
+            return  # all ranks were stopped meanwhile (Ctrl-Z): no rank made the others wait
+        if not self._has_members_elsewhere:  # else the wait of the last one is unknown here
             self._spans[come[last].number] = last, since, until
             if len(self._spans) > _SPANS_MAX:
                 del self._spans[next(iter(self._spans))]

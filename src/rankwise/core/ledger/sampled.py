@@ -1,14 +1,14 @@
-"""Who comes last to calls of which only a sample is known, and only when they were begun.
+"""Lateness in calls of which only a sample is known, and only when they were begun.
 
 Theory of operation
 ===================
 
-What C++ begins by itself, as DDP's reducer does in each backward pass, is in no call record:
-torch's recorder tells of the latest calls when it is asked, and when a rank ends. Nobody waits in
-such a call: the ranks wait later, for several of them together. So calls are taken together that
-come in a *volley*, up to a pause that is more than half of the long ones. A rank's delay is the gap
-between the last and the second-last arrival at the final call of a volley.
-Both times are medians: a pause of one rank is no straggler, and part of the calls may be unknown.
+Calls that C++ begins, as DDP's reducer does in each backward pass, are in no call record: torch's
+recorder has the latest calls when it is read, and when a rank ends. No rank waits in such a call:
+the ranks wait later, for several of them together. So calls are taken together that come in a
+*volley*, up to a pause that is more than half of the long ones. A rank's delay is the gap between
+the last and the second-last arrival at the final call of a volley. Both times are medians: a pause
+of one rank is no straggler, and part of the calls may be unknown.
 
 A machine that is busy makes now this rank late and now that one. So the last of most volleys is a
 straggler only if it costs so much more than the others together as elsewhere (`lateness.py`).

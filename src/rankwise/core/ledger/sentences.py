@@ -79,7 +79,7 @@ def minority_in_words(minority: Sequence[Party], majority: Party, group: Group) 
 
 
 def disagreement_in_words(parties: Sequence[Party], group: Group) -> str:
-    """Ranks that have called different things, where nobody can know who is right."""
+    """Ranks that have called different things, where which of them is right is unknown."""
     ranks = sorted(rank for party in parties for rank, _ in party)
     who = "ranks {} and {}".format(*ranks) if len(ranks) == _TWO else ranks_in_words(ranks)
     return f"{_number_in_words(parties, group)}: {who} disagree: {_calls_in_words(parties)}"

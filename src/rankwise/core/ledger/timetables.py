@@ -7,11 +7,11 @@ At the end of a run over nodes each tells its *timetable*: of each rank the late
 clock. The leader, which has asked, moves all to its own clock, and sums up as one node does
 (`lateness.py`, `sampled.py`).
 
-- *Clocks.* The leader knows when it had asked and when it heard, and the node tells how long it
-  took to answer. So the answer was given between two known instants; the middle is taken, and half
-  of what lies between is the node's *error*. What a rank comes later than one of another node
-  counts only as far as it is more than both errors.
-- What is known is a sample of the end of the run, taken for the whole of it; the share is told.
+- *Clocks.* The leader knows when it sent the question and when it got the answer; the node adds how
+  long it took. So the answer was given between two known instants; the middle is taken, and half of
+  what lies between is the node's *error*. The delay of a rank against one of another node counts
+  only as far as it is more than both errors.
+- The timetables are a sample of the end of the run, taken for the whole of it; the share is told.
 - A group whose members are not all known is not judged.
 """
 
@@ -67,7 +67,7 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceivedTimetable(msgspec.Struct, frozen=True):
-    """A timetable as it was heard, by the leader's clock: the answer came between these.
+    """A timetable as it arrived, by the leader's clock: the answer was given between these.
 
     The leader's own needs no clock but its own: both are None.
     """
@@ -130,7 +130,7 @@ def unpack_times(data: bytes) -> Timetable:
 def late_over_nodes(
     tables: Iterable[ReceivedTimetable], world_size: int
 ) -> tuple[Delay, str] | None:
-    """Who of all ranks made the others wait notably, if anybody, and that in a sentence."""
+    """The rank that made the others wait notably, if there is one, and that in a sentence."""
     tables = list(tables)
     times = [(rank, told) for told in tables for rank in told.table.ranks]
     lasted = max((told.table.lasted for told in tables), default=Duration(0))
@@ -160,11 +160,11 @@ def who_is_late(
     lasted: Duration,
     cpu_waits: Mapping[int, Duration],
 ) -> tuple[Delay, str] | None:
-    """Who made the others wait for a notable part of that time, and that in a sentence.
+    """The rank that made the others wait for a notable part of that time, and that in a sentence.
 
     Args:
         lateness: of what ranks call.
-        sampled: of what C++ calls, which counts where nobody is late to the others.
+        sampled: of what C++ calls, which counts where no rank is late to the others.
         lasted: the time since their first call.
         cpu_waits: how long they had to wait for a CPU, as far as that is known.
     """

@@ -1,5 +1,6 @@
 """What ranks call, and which calls of theirs meet: numbers, agreement, missing members, order."""
 
+from rankwise.core.matching.call_digest import digest_of
 from rankwise.core.matching.matcher import (
     GroupCalls,
     Match,
@@ -13,6 +14,7 @@ from rankwise.core.matching.matcher import (
     order_break,
     parties,
 )
+from rankwise.core.matching.messages import GroupMessages, ends_meet, missing_peer
 from rankwise.core.matching.signature import (
     ANY_RANK,
     NO_RANK,
@@ -27,6 +29,7 @@ __all__ = [
     "NO_RANK",
     "CallSignature",
     "GroupCalls",
+    "GroupMessages",
     "Match",
     "Matcher",
     "MemberCalls",
@@ -36,7 +39,10 @@ __all__ = [
     "behind",
     "describe_call",
     "describe_tensors",
+    "digest_of",
+    "ends_meet",
     "missing",
+    "missing_peer",
     "next_number",
     "order_break",
     "parties",

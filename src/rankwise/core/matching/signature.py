@@ -4,11 +4,12 @@ Its group, number and line are those of the entry that has it: a `core.ledger.Ca
 ring, a record. Text is made from it by `describe_call`, for people only.
 """
 
-import zlib
 from collections.abc import Sequence
 from math import prod
 
 import msgspec
+
+from rankwise.core.matching.call_digest import digest_of
 
 NO_RANK, ANY_RANK = -1, -2
 _MESSAGES = frozenset(("send", "recv"))
@@ -76,6 +77,17 @@ class CallSignature(msgspec.Struct, frozen=True, array_like=True, cache_hash=Tru
         """The same with flat tensors: equal where tensors have as many elements in other shapes."""
         return msgspec.structs.replace(self, tensors=tuple(each.flat() for each in self.tensors))
 
+    def agreed(self, *, has_one_size: bool) -> "CallSignature":
+        """What of it members must agree on, where they may bring tensors of other shapes.
+
+        `has_one_size` is whether these must have as many elements.
+        """
+        tensors = tuple(
+            TensorForm(each.flat().shape if has_one_size else None, each.dtype)
+            for each in self.tensors
+        )
+        return CallSignature(self.operation, self.reduction, self.root, tensors)
+
     def in_kind(self) -> "CallSignature":
         """The operation, reduction and root alone: what decides which numbers come out."""
         root = NO_RANK if self.is_message else self.root
@@ -84,13 +96,12 @@ class CallSignature(msgspec.Struct, frozen=True, array_like=True, cache_hash=Tru
     @property
     def checksum(self) -> int:
         """A number that is equal in all processes for equal signatures."""
-        return zlib.crc32(_ENCODER.encode(self))
+        operation, reduction, root, tensors, *others = msgspec.structs.astuple(self)
+        forms = [(each.shape, each.dtype) for each in tensors]
+        return digest_of(operation, reduction, root, forms, *others)
 
     def __str__(self) -> str:
         return describe_call(self)
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def describe_call(

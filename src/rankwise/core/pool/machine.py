@@ -330,7 +330,7 @@ class PoolMachine:
                 self._dispatch(effects)
             return
         if self._now - self._checked_at > _SLOW_NS and self._recall_from_slow(effects):
-            # What comes back goes before what is queued.
+            # Returned tasks go before queued ones.
             if worker.tasks:
                 self._note_room(worker)
             else:

@@ -1,6 +1,6 @@
-"""What a pool of workers is told and what it orders.
+"""The facts that a pool of workers is told, and its orders.
 
-Tasks and workers are numbers that are never used twice. What a task calls, and what becomes of its
+Tasks and workers are numbers that are never used twice. The function of a task, and the end of its
 future, is the driver's business.
 """
 
@@ -26,7 +26,7 @@ class TaskEnd(StrEnum):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool may use.
+    """The limits of a pool.
 
     Attributes:
         size: how many workers there are at most.
@@ -146,7 +146,7 @@ class PoolStopRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class HostLost(msgspec.Struct, frozen=True, tag=True):
-    """What makes the processes has ended, and all workers with it."""
+    """The process that starts workers has ended, and all workers with it."""
 
     reason: str
 

@@ -1,1 +1,1 @@
-"""Who is in which round: join, last call, keep-alive by lease, spares, leave, close."""
+"""Membership of rounds: join, last call, keep-alive by lease, spares, leave, close."""

@@ -51,7 +51,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may join a round, and for how long anybody waits.
+    """Which nodes may join a round, and for how long they wait.
 
     Attributes:
         nodes_min, nodes_max: how few nodes may run, and how many at most.
@@ -69,17 +69,17 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             round that is here and is getting ready again.
         join_timeout: how long a round may take to gather `nodes_min` nodes.
         close_timeout: how long a node that is done waits for a verdict that does not come.
-        lease_ttl: how long a node that is not heard of is believed to live.
+        lease_ttl: how long a silent node is believed to live.
         fence: how long after a node was lost its workers may still be alive. It kills them when its
-            lease must have ended by its own clock; nobody else gets its ranks before.
+            lease must have ended by its own clock; no other node gets its ranks before.
         request_timeout: after which a request to the store has failed.
         retry_pause: before it is repeated.
         announce_every: how often people are told on whom is being waited, while that changes.
         replaces_ended: whether this node, if it comes when the run of that id is over, begins
             another instead of being told how it ended (`founding.py`).
         ends_with_store: whether the store lives in an agent of the run, so that a node which has
-            taken part and hears nothing of it for a lease can only end.
-        run_ttl: how long the store remembers a run that nobody leads any more; None for ever.
+            taken part and gets nothing from it for a lease can only end.
+        run_ttl: how long the store remembers a run without a leader; None for ever.
     """
 
     nodes_min: int

@@ -6,7 +6,7 @@ The charter says what all nodes must want alike. The keys of a run may be those 
               founded            closed            `run_ttl` after its last leader
    (no run) ──────────→ OPEN ──────────────→ OVER ────────────────────────────────→ (no run)
                          │ ↑ ↑                 │
-             nobody leads│ │ └─────────────────┘ a newcomer founds another run in its place
+             no leader   │ │ └─────────────────┘ a newcomer founds another run in its place
                          ↓ │
                      ABANDONED ── a newcomer that wants the same goes on with it;
                                   one that wants something else founds another in its place
@@ -15,14 +15,9 @@ The charter says what all nodes must want alike. The keys of a run may be those 
 - A *newcomer* has not agreed to the run's charter: it has taken no part. All others learn how the
   run ended, however late: those who watch, since the end comes first in the order of changes; those
   who have to read anew find another founder than their own, and are told that the run is over.
-- A run that is *over* has no workers any more: it is closed when all have ended. So nobody has to
-  be waited for, and founding is one transaction, bound to the three shared keys being unchanged. Of
-  many newcomers one founds the run; the others join it.
-- *Abandoned* is what nobody has led for a lease and its fence: any node that is alive would have
-  taken the lead. It is asked for only where the charters differ.
-- What is not known: whether a newcomer was meant for the run that is over, and has come too late,
-  or for another. It is taken for another's, unless `replaces_ended` is False: then run ids serve
-  once, as Kubernetes' Jobs have them, and it is told how the run ended.
+- A run that is *over* has no workers any more: it is closed when all have ended. So there is
+  nothing to wait for.
+- *Abandoned* is a run without a leader for a lease and its fence.
 """
 
 import msgspec
@@ -46,7 +41,7 @@ from rankwise.core.rendezvous.vocabulary import Commit, Order, RefusalKind, Refu
 def founding(
     charter: bytes, me: bytes, keys: RunKeys, shared: SharedKeys, lease: LeaseId
 ) -> Transaction:
-    """Write the charter, unless somebody else has, and take the lead with it.
+    """Write the charter, unless another node has, and take the lead with it.
 
     An earlier run's charter is replaced, and its round deleted; the lease by which the store
     remembers that run serves the new one.
@@ -58,6 +53,8 @@ def founding(
         shared: what lies there now.
         lease: this node's.
     """
+    # One transaction, bound to the shared keys: of many newcomers one founds the run, and the
+    # others join it.
     conditions: tuple[Unchanged, ...] = (
         Unchanged(keys.charter, shared.charter.revision),
         Unchanged(keys.leader, shared.leader.revision),
@@ -105,7 +102,7 @@ def forgotten(keys: RunKeys, founder: str) -> Refused:
 
 
 def founder_in(snapshot: Snapshot, keys: RunKeys) -> str:
-    """Who wrote the charter that was read; empty if there is none, or none to be read."""
+    """The founder of the charter that was read; empty if there is none, or none to be read."""
     for entry in snapshot.entries:
         if entry.key == keys.charter:
             try:
@@ -176,13 +173,14 @@ class Succession:
         found = agree(value, self._keys, self._config)
         if not isinstance(found, Refused):
             self._agreed = value
+        # Only where the charters differ: a newcomer that wants the same joins an abandoned run.
         elif found.kind is RefusalKind.CHARTER and self.may_be_abandoned:
             self.obstacle = found.why
             return None
         return found
 
     def successor(self) -> str | None:
-        """Who has founded another run in place of this node's; empty if there is none to be read.
+        """The founder of the run in place of this node's; empty if there is none to be read.
 
         None while this node's run is there.
         """
@@ -208,6 +206,8 @@ class Succession:
     def is_over(self) -> bool:
         """Whether the run that lies there is closed, and may be replaced."""
         value = self._shared.round.value
+        # A newcomer may be meant for the run that is over, and late, or for another: it is taken
+        # for another's, unless run ids serve once, as those of Kubernetes' Jobs do.
         if value is None or not self._config.replaces_ended:
             return False
         try:
@@ -217,7 +217,7 @@ class Succession:
 
     @property
     def may_be_abandoned(self) -> bool:
-        """Whether nobody leads it, so that it may be replaced soon."""
+        """Whether it has no leader, so that it may be replaced soon."""
         return self._config.replaces_ended and self._shared.is_lead_free
 
     @property
@@ -226,6 +226,7 @@ class Succession:
         since = self._shared.lead_free_since
         if not self.obstacle or since is None:
             return None
+        # Any node that is alive would have taken the lead by then, or has lost its lease.
         return after(since, Duration(self._config.lease_ttl + self._config.fence))
 
     def is_due(self, now: Instant) -> bool:

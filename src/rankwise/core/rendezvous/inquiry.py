@@ -28,7 +28,7 @@ asks all members for theirs, and says what was found. A healthy run whose calls 
   round is over for the culprit: so the round ends, on all nodes, because of that one.
 - *Who dies.* A node: it is silent, or its record is gone, so that nobody waits for it; the others'
   call records are judged without it. The leader: its
-  record goes with its lease. Who waits for an answer waits for `ANSWER_WITHIN` and no longer.
+  record goes with its lease. A node waits for an answer for `ANSWER_WITHIN` and no longer.
 - *Lost requests.* Notes are bound to nothing but the node's lease, and inquiries to the lead. One
   that overtakes another costs an answer, and so at most that patience.
 
@@ -39,6 +39,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from rankwise.base.failure import BlameIdentity
 from rankwise.base.keys import LeaseId, Put, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.rendezvous.records import (
@@ -96,7 +97,7 @@ class NodeInquiry:
         self._answer: InquiryAnswered | None = None
         """What was found of ranks of other nodes: these are to be heard of first."""
         self._late: tuple[InquiryAnswered, Instant] | None = None
-        """Who made others wait, as far as that was known last, and until when that serves."""
+        """The latest answer on lateness, and until when it serves."""
 
     def on_trouble(self, number: int, trouble: Trouble, now: Instant) -> None:
         """The node's ranks are in some trouble, or in none any more."""
@@ -158,7 +159,13 @@ class NodeInquiry:
                 told.append(
                     RanksFound(inquiry.round, finding.blamed, finding.text, finding.mismatch)
                 )
-            answer = InquiryAnswered(inquiry.round, finding.text, finding.silent, late=finding.late)
+            answer = InquiryAnswered(
+                inquiry.round,
+                finding.text,
+                finding.silent,
+                late=finding.late,
+                identity=finding.identity,
+            )
             if inquiry.trouble is Trouble.DONE and finding.inquiry == inquiry.id:
                 self._late = answer, after(now, RECENT)
             if self.due is not None and finding.settles.get(me, -1) >= self._note.number:
@@ -242,7 +249,8 @@ class LeaderInquiry:
         self._covered: dict[str, int] = {}
         self._settled: dict[str, int] = {}
         self._standing: dict[str, int] = {}
-        self._suspicion = ""
+        self._suspicion: BlameIdentity | None = None
+        """What the inquiry before has found, where ranks only stand: it counts if found twice."""
         self._pause = PAUSE_MIN
         self._is_first = True
         self._next_at = Instant(0)
@@ -324,15 +332,15 @@ class LeaderInquiry:
             self._ask(worst, with_recorders=True, now=now)
             return
         if not stands:
-            self._standing, self._suspicion = {}, ""
+            self._standing, self._suspicion = {}, None
             return
         if stands != self._standing:
             # Something has moved, so what was suspected is no deadlock.
-            self._standing, self._suspicion = stands, ""
+            self._standing, self._suspicion = stands, None
             self._pause, self._is_first = PAUSE_MIN, True
         if now >= self._next_at:
             # Recorders take long to read, and most calls that look stuck are merely slow.
-            is_cheap = self._is_first and not self._suspicion
+            is_cheap = self._is_first and self._suspicion is None
             self._ask(Trouble.STANDS, with_recorders=not is_cheap, now=now)
 
     def _ask(self, trouble: Trouble, *, with_recorders: bool, now: Instant) -> None:
@@ -392,10 +400,12 @@ class LeaderInquiry:
         if inquiry.trouble is Trouble.DONE:
             awaited = self._awaited(round_).items()  # some of whose ranks have ended meanwhile
             self._settled |= {node: n.number for node, n in awaited if n.trouble is Trouble.DONE}
-        is_found = bool(judged.text)
+        identity = _identity_of(judged)
+        is_found = identity is not None
         if inquiry.trouble is Trouble.STANDS:
-            is_found = is_found and judged.is_certain and judged.text == self._suspicion
-            self._plan_next(judged, now)
+            is_found = is_found and judged.is_certain and identity == self._suspicion
+            self._suspicion = identity if judged.is_certain else None
+            self._plan_next(now)
         finding = Finding(
             inquiry=inquiry.id,
             settles=dict(self._settled),
@@ -408,15 +418,23 @@ class LeaderInquiry:
                 for node in round_.members
                 if node not in self._notes or self._notes[node].inquiry != inquiry.id
             ),
+            identity=judged.identity if is_found else None,
         )
         self._finding = finding
         self._unwritten = msgspec.structs.replace(inquiry, finding=finding)
 
-    def _plan_next(self, judged: InquiryJudged, now: Instant) -> None:
-        self._suspicion = judged.text if judged.is_certain else ""
-        if self._suspicion:
+    def _plan_next(self, now: Instant) -> None:
+        if self._suspicion is not None:
             self._next_at = after(now, CONFIRM)
             return
         self._is_first = False
         self._next_at = after(now, self._pause)
         self._pause = min(Duration(2 * self._pause), PAUSE_MAX)
+
+
+def _identity_of(judged: InquiryJudged) -> BlameIdentity | None:
+    """What tells the blame from other blame; None if nobody is blamed."""
+    if not judged.blamed:
+        return None
+    # A journal of an earlier version has less of it, and is replayed all the same.
+    return judged.identity or BlameIdentity(judged.blamed, judged.mismatch)

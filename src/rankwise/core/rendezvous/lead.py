@@ -6,12 +6,12 @@ lead is free the last round's members try in the order of their ranks, a little 
 try is the rule.
 
 The charter and the round are bound to a lease of the run's. The leader renews it, a few times in
-its life, which is hours; when nobody has led for that long, there is nothing left. The leader asks
-for it when it begins to lead, and binds the charter together with the first round, so that nobody
-is woken for it; if no round comes soon, by itself. A new leader finds it at the charter, and renews
-it at once: the leader before may have renewed it long ago, and who founds a run in place of another
-takes over a lease of which little may be left. A round that was written before the store had
-answered is bound later, with the charter or without.
+its life, which is hours; without a leader for that long, there is nothing left. The leader asks for
+it when it begins to lead, and binds the charter together with the first round, which wakes no node
+for it; if no round comes soon, by itself. A new leader finds it at the charter, and renews it at
+once: the leader before may have renewed it long ago, and a node that founds a run in place of
+another takes over a lease of which little may be left. A round that was written before the store
+had answered is bound later, with the charter or without.
 """
 
 from contextlib import suppress
@@ -177,7 +177,7 @@ class Lead:
     """The lead, as this node has it or may come to have it.
 
     Args:
-        config: who may join, and how long anybody waits.
+        config: which nodes may join, and how long they wait.
         me: this node's id and host.
         keys: where the run's records lie.
         shared: what all nodes share.
@@ -222,7 +222,7 @@ class Lead:
         """Whether the lead is free, or bound to a lease that this node had before."""
         leader = self._shared.leader
         is_mine = leader.value == self._me and leader.lease != lease
-        # A lead bound to an earlier lease of this node ends with that: nobody else leads by it.
+        # A lead bound to an earlier lease of this node ends with that: no other node leads by it.
         return (self._shared.is_lead_free or is_mine) and self._shared.is_known
 
     def turn(self, place: int | None) -> Instant | None:
@@ -264,7 +264,7 @@ class Lead:
         if self.view is not None:
             for change in changes:
                 self._on_change(self.view, change.key, change.value, founder, now)
-            # What concerns calls changes nothing about rounds.
+            # Facts about calls change nothing about rounds.
             if not all(change.key.startswith(self._keys.call_records_notes) for change in changes):
                 self.look_soon(now)
 
@@ -306,7 +306,7 @@ class Lead:
             Unchanged(self._keys.round, self._shared.round.revision),
         )
         if binding:
-            # The charter is written again to bind it to the lease: nobody may have changed it.
+            # The charter is written again to bind it to the lease: it must be unchanged.
             conditions = (*conditions, Unchanged(self._keys.charter, self._shared.charter.revision))
         transaction = Transaction(
             conditions=conditions, puts=(Put(self._keys.round, value, lease), *binding)
@@ -336,7 +336,7 @@ class Lead:
         self.view = None
 
     def stop(self) -> None:
-        """Lead no longer, if this node did; somebody ends the watch."""
+        """Lead no longer, if this node did; the caller ends the watch."""
         self.watch = None
         self.view = None
         self.decision = Decision()

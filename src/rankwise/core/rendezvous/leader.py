@@ -4,7 +4,7 @@
 since when enough nodes are ready, and since when all members of the last round have ended.
 
 ```
-             enough ready nodes, last call over or everybody here
+             enough ready nodes, last call over or all here
  GATHERING ────────────────────────────────────────────────────→ RUNNING
    │ ↑                                                             │ │
    │ └──member failed, lost or leaving, or more nodes wanted───────┘ │ a member is preempted
@@ -16,8 +16,8 @@ since when enough nodes are ready, and since when all members of the last round 
 
 - No round runs before every member of the last one has ended: told so itself, or vanished and been
   given the time that it needs to kill its workers (the *fence*).
-- What a failure means is judged when all have ended, and all have told (`view.judge`). Until then
-  the next round is gathered: a lost node, which costs no restart, shows itself by failures first.
+- A failure is judged when all have ended, and all have told (`view.judge`). Until then the next
+  round is gathered: a lost node, which costs no restart, shows itself by failures first.
 - A member that is preempted stops the whole job. One that leaves is a change of membership.
 """
 
@@ -60,7 +60,7 @@ class Decision(NamedTuple):
     Attributes:
         round: the record to write; None to leave it as it is.
         wake_at: when time alone changes the answer; None if it does not.
-        waiting: on whom is being waited, for people; empty while nobody is.
+        waiting: on which nodes this one waits, for people; empty if on none.
     """
 
     round: Round | None = None
@@ -119,7 +119,7 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
     candidates = _without_struck(view, round_)
     enough = active_count(view.config, len(candidates))
     if enough == 0 or (view.config.is_static and in_static_order(candidates, enough) is None):
-        # The last call begins anew: who left may have been among those that others waited for.
+        # The last call begins anew: the others may have waited for the nodes that left.
         view.enough_since = None
         return _wait_for_more(view, round_, candidates, now)
     if view.enough_since is None:
@@ -291,7 +291,7 @@ def _pause_ends(view: View, round_: Round) -> Instant:
 
 
 def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant) -> Instant:
-    """When nobody is waited for any more, now that there are enough."""
+    """When the wait for further nodes ends, now that there are enough."""
     config = view.config
     assert view.enough_since is not None, "asked when there are enough"
     if config.is_static:
@@ -309,7 +309,7 @@ def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant)
     if late:
         return last
     if view.run_number >= 0:
-        return now  # everybody who was there is back or gone; newcomers are taken in while it runs
+        return now  # all that were there are back or gone; newcomers are taken in while it runs
     return min(last, after(view.newcomer_at, config.last_call_min))
 
 
@@ -371,7 +371,7 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
 def _lineup(
     view: View, before: tuple[str, ...], members: tuple[str, ...], candidates: dict[str, NodeRecord]
 ) -> Lineup:
-    """Who is in the round that begins, and who came, left and waits, as people call them."""
+    """The nodes of the round that begins; those that came, left and wait, by their names."""
     now = set(members)
     here, there = _Labels(view, {*candidates, *members}), _Labels(view, before)
     return Lineup(
@@ -448,7 +448,7 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     refusing = _refusing(view, round_, now)
     if refusing is not None:
         return Decision(refusing)
-    # A job that is about to be done does not begin again for somebody who comes late.
+    # A job that is about to be done does not begin again for a late node.
     return Decision() if done else _look_for_newcomers(view, round_, now)
 
 

@@ -4,8 +4,8 @@ Theory of operation
 ===================
 
 A node keeps alive with a lease, reads and watches what all share (`shared/`), writes its own record
-whenever what it wants others to know has changed, and takes the lead if nobody leads. All this is
-one loop, run after every fact (`_advance`): compare what should be with what is known to be in the
+whenever what it wants others to know has changed, and takes the lead if it is free. All this is one
+loop, run after every fact (`_advance`): compare what should be with what is known to be in the
 store, and ask for what is missing, one request per purpose at a time. So it does not matter at
 which step a request failed, or in which order answers come; what failed is asked again.
 
@@ -34,8 +34,8 @@ which step a request failed, or in which order answers come; what failed is aske
   the lead, with nothing but what lies in the store. The store: see *cut off*; one that has
   forgotten everything (no charter, where one was) ends the run with that sentence.
 
-This module hears the agent and asks the store for what is missing; `node_state.py` hears the store
-and holds what both know of the node, each part of which is an object with a text of its own:
+This module serves the agent and asks the store for what is missing; `node_state.py` serves the
+store and holds what both know of the node, each part of which is an object with a text of its own:
 `registration.py`, `membership.py`, `lead.py`. `founding.py` says how one run follows another under
 one id, `lead.py` how the store comes to forget them, `inquiry.py` how nodes find out together which
 rank keeps the others waiting in a collective.
@@ -66,7 +66,7 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 
 QUIET_FACTS = (LeaseRenewed, DeadlinePassed)
-"""What a node hears that has nothing to do but to keep its lease."""
+"""The facts after which a node has nothing to do but to keep its lease."""
 LAST_WORDS = (Purpose.OWN, Purpose.DONE_NOTE, Purpose.GOODBYE)
 """What a node that leaves still says, and waits for."""
 COALESCE = Duration(20 * MILLISECOND)
@@ -121,7 +121,7 @@ class Rendezvous:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether nobody hears this node, as far as it knows."""
+        """Whether this node reaches no other, as far as it knows."""
         return self._node.lease.id is None
 
     @property

@@ -155,7 +155,7 @@ class Membership:
         return [Settled(self.member_of)]
 
     def _pass_over_missed(self, round_: Round) -> None:
-        """Say so if a round with this node was over before it heard of it: nothing was begun.
+        """Say so if a round with this node was over before it read of it: nothing was begun.
 
         A watch may tell the beginning and the end at once, and the others wait for its workers.
         """
@@ -198,7 +198,7 @@ class RoundWait:
     """For how long a node waits for a round, and on whom.
 
     Args:
-        config: how long anybody waits.
+        config: how long a node waits.
         membership, lead, shared, succession: of the same node; looked at, never changed.
     """
 
@@ -302,7 +302,7 @@ class RoundWait:
         return [AnnounceWaiting(number, waiting, between(self._since, now))]
 
     def _waiting_for(self, *, is_leading: bool) -> str:
-        """On whom this node waits, for people; empty if on nobody."""
+        """On which nodes this one waits, for people; empty if on none."""
         if self._succession.obstacle:
             return f"to see whether a leader exists, since {self._succession.obstacle}"
         if self.cut_off_since is not None:

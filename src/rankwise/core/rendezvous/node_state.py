@@ -1,7 +1,7 @@
 """One node's rendezvous, put together: its parts, and what the store's answers mean to them.
 
-The parts know little of each other. What concerns several of them at once is here: who leads, what
-follows when the lease ends, when there is something to do next.
+The parts know little of each other. Matters of several of them are here: who leads, what follows
+when the lease ends, when there is something to do next.
 
 Answers of the store come late, twice, in any order, or not at all: each is taken for what it
 proves, and whatever is left uncertain is read again before anything is built on it.
@@ -47,7 +47,7 @@ class RendezvousState:
 
     Args:
         run_id: names the run.
-        config: who may join, and for how long anybody waits.
+        config: which nodes may join, and for how long they wait.
         offer: what the node brings along.
     """
 
@@ -180,7 +180,7 @@ class RendezvousState:
         self.end_watch(watch)
 
     def end_watch(self, watch: int | None) -> None:
-        """End a watch that nobody listens to, if there is one."""
+        """End a watch that is no longer followed, if there is one."""
         if watch is not None and not self.is_watched(watch):
             self.effects.append(EndWatch(watch))
 
@@ -404,7 +404,7 @@ class RendezvousState:
         self._take_inquiry(now)
 
     def _take_inquiry(self, now: Instant) -> None:
-        """The leader may have asked something; who has no gang in that round can tell nothing."""
+        """Answer the leader's inquiry; a node without a gang in that round has nothing to tell."""
         value, member_of = self.shared.inquiry.value, self.membership.member_of
         if value is None or member_of is None or not self.inquiry.is_news(value):
             return

@@ -3,13 +3,13 @@
 Each record has one writer (ADR 0007): a node its own `NodeRecord`, the leader the `Round`, the
 first node the `Charter`. Round numbers count from 0, and -1 means none yet.
 
-What everybody reads and watches (`shared/`) lies apart from what the leader alone reads (`nodes/`),
+Keys that all nodes read and watch (`shared/`) lie apart from those of the leader alone (`nodes/`),
 since a store reads and watches by prefix: otherwise each node that joins would read all others.
 
 Records are JSON, so that a person with the store's own tool can read them, with the protocol's
-version in each; what has its default is left out. What cannot be read is never guessed at. The
+version in each; what has its default is left out. An unreadable value is never guessed at. The
 error names the key and who writes it, because that is where a person has to look: a node with
-another version of rankwise, or somebody else's use of the same keys.
+another version of rankwise, or another program that uses the same keys.
 """
 
 from enum import StrEnum
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.failure import Failure, Mismatch, OutcomeStatus
+from rankwise.base.failure import BlameIdentity, Failure, Mismatch, OutcomeStatus
 from rankwise.base.units import ZERO, Duration
 
 PROTOCOL_VERSION = 3
@@ -90,7 +90,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         departure: whether, and how, it is about to go.
         signal: the signal by which it was told to.
         arrived_at: the first step that none of its ranks has begun, once they wait to learn the
-            step at which everybody stops.
+            step at which all of them stop.
     """
 
     version: int = PROTOCOL_VERSION
@@ -123,15 +123,15 @@ class Trouble(StrEnum):
     FAILED = "failed"
     """A rank has raised an exception that may be another's doing."""
     TIMED_OUT = "timed-out"
-    """The same, after a time-out: who has merely not come is to blame."""
+    """The same, after a time-out: a rank that has merely not come is to blame."""
     WHY = "why"
-    """Somebody asks why the run does not go on; nobody is to be accused."""
+    """A user asks why the run does not go on; no rank is to be accused."""
     DONE = "done"
     """Its ranks have all succeeded: who has made others wait, of all ranks, can be told."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody on the node waits for the answer."""
+        """Whether the node waits for the answer."""
         return self not in (Trouble.NONE, Trouble.STANDS)
 
 
@@ -180,10 +180,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         inquiry: which one.
         settles: the troubles that it answers: by node, the number of the last one.
         blamed: ranks of the job that count as failed from now on.
-        text: what they did, or do, in a sentence; empty if nobody is known to be to blame.
+        text: what they did, or do, in a sentence; empty if no rank is known to be to blame.
         mismatch: the same as a value.
-        late: who made the others wait (DONE), if anybody did notably.
+        late: the rank that made the others wait (DONE), if one did notably.
         silent: nodes that have not answered in time.
+        identity: what tells the blame from other blame, of a question that accuses nobody as well.
     """
 
     inquiry: str
@@ -193,6 +194,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mismatch: Mismatch | None = None
     late: LateRank | None = None
     silent: tuple[str, ...] = ()
+    identity: BlameIdentity | None = None
 
 
 class Inquiry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -255,7 +257,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The failure that ended a round, as first heard of; kept in case that its node vanishes."""
+    """The failure that ended a round, as it arrived; kept in case that its node vanishes."""
 
     failure: Failure
     node: str
@@ -267,7 +269,7 @@ HOSTS_MAX = 64
 
 
 class Lineup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who is in a round, and what has changed, by the names of hosts; for people.
+    """The nodes of a round, and what has changed, by the names of hosts; for people.
 
     Long lists are cut. Where one host has several nodes, the id follows: `host/5ca46ed6`.
 

@@ -1,19 +1,12 @@
 """How one node shows the others that it is there: the record that it writes under its lease.
 
-A node has one lease at a time, renewed for as long as it takes part. It counts from when its last
-renewal was *sent*, so by this node's own clock it ends before the store can have ended it. It is
-renewed all the time, without waiting for the answer before: a request lost in an outage would
-otherwise block until its timeout. So when the store has gone, the last renewal is less than
-`RENEW_EVERY` old, and when it is back, the next one is as near: it may be away for the whole lease
-but a second. Where many nodes share a store, which would have to bear all that, renewals are
-farther apart, though not when one was not answered.
+A node has one lease at a time, renewed for as long as it takes part, and without waiting for the
+answer before. So when the store has gone, the last renewal is less than `RENEW_EVERY` old, and when
+it is back, the next one is as near: it may be away for the whole lease but a second.
 
-What the record should say, and what is known to lie in the store, are versions of each other. It
-is written whenever they differ, bound to the revision that was last seen of its key; after an
-answer that was lost, or a conflict, the key is read first. What is found there may be that very
-write, and then it is written: where every answer takes too long, a node would write the same for
-ever, and never believe that others can see it. A key of this name that another node's lease holds
-is another node's.
+The record as it should be, and the one known to lie in the store, are versions of each other. It is
+written whenever they differ, bound to the revision that was last seen of its key; after an answer
+that was lost, or a conflict, the key is read first.
 
 A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
 *done note*, is bound to the run's lease alone. So a later leader knows that the work was done,
@@ -84,6 +77,7 @@ class KeptLease:
 
     def share_with(self, nodes: int) -> None:
         """So many nodes use the store."""
+        # One store has to bear the renewals of all.
         every = Duration(self._retry_every * max(nodes, NODES_AT_EASE) // NODES_AT_EASE)
         self._renew_every = min(every, Duration(self._ttl // RENEWALS_PER_LEASE))
 
@@ -95,6 +89,8 @@ class KeptLease:
             return [GrantLease(self._requests.begin(Purpose.LEASE, now), self._ttl)]
         if now < self.renew_at:
             return []
+        # The answer before is not waited for: a request lost in an outage would block until its
+        # timeout.
         self._requests.release(Purpose.LEASE)
         token = self._requests.begin(Purpose.LEASE, now, self.id)
         self.renew_at = after(now, self._retry_every)
@@ -104,6 +100,8 @@ class KeptLease:
         """The store has begun it."""
         self.id = lease
         self._ever.add(lease)
+        # From when the request was sent: by this node's clock, the lease ends before the store can
+        # have ended it.
         self.until = request.sent_at
         self._prolong(request.sent_at)
 
@@ -262,6 +260,8 @@ class OwnRecord:
             self.revision = ABSENT
         elif was_ours(entry.lease):
             self.revision = entry.revision
+            # The lost answer may have been a success. Where every answer takes too long, the node
+            # would otherwise write the same for ever, and never believe that others can see it.
             if self._attempt is not None and self._attempt.is_found_in(entry):
                 self._written_version, self.lease = self._attempt.written
         else:

@@ -1,7 +1,7 @@
 """What one node has asked the store, and knows from its answers of the keys that all share.
 
 For each purpose at most one request is under way. One that failed is repeated after a pause; an
-answer that comes late or twice finds nobody who waits for it.
+answer that comes late or twice finds no request that waits for it.
 
 News of a shared key come by three ways (a read, the watch, the answer to a transaction of one's
 own) and may overtake each other. The store's revision tells which is newer.
@@ -67,7 +67,7 @@ class StoreRequests:
         return token
 
     def settle(self, token: int) -> StoreRequest | None:
-        """Take the request that is answered; None if nobody waits for the answer any more."""
+        """Take the request that is answered; None if it is not pending any more."""
         request = self._by_token.pop(token, None)
         if request is not None and self._latest.get(request.purpose) == token:
             self._busy.discard(request.purpose)
@@ -146,7 +146,7 @@ class SharedKeys:
         self.is_stale = True
         """Whether they must be read (again) before they can be relied on."""
         self.lead_free_since: Instant | None = None
-        """Since when this node knows that nobody leads."""
+        """Since when this node knows that there is no leader."""
         self._keys = keys
         self._requests = requests
         self._by_key = {
@@ -196,7 +196,7 @@ class SharedKeys:
     def lives(self, changes: tuple[Change, ...]) -> list[tuple[Change, ...]]:
         """Changes in parts, each of one run's: another begins where the charter is written.
 
-        Who was slow is told both at once, and must not miss how the first has ended.
+        A slow node is told both at once, and must not miss how the first has ended.
         """
         starts = [each.revision for each in changes if each.key == self._keys.charter]
         parts: list[list[Change]] = [[]]
@@ -208,7 +208,7 @@ class SharedKeys:
         return [tuple(part) for part in parts if part]
 
     def note_free_lead(self, now: Instant) -> None:
-        """Note since when nobody leads, if nobody does."""
+        """Note since when there is no leader, if there is none."""
         if not self.is_lead_free:
             self.lead_free_since = None
         elif self.lead_free_since is None:

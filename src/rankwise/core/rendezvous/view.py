@@ -1,7 +1,7 @@
 """What a leader concludes from the records of the nodes; what follows, `leader.py` decides.
 
-*Who is here* (`View`). All instants are of the leader's own clock: when it heard of something,
-never when something was said to have happened. A new leader begins with an empty view, reads every
+*Who is here* (`View`). All instants are of the leader's own clock: when it read of something, never
+when something was said to have happened. A new leader begins with an empty view, reads every
 record, and takes each member that is missing for lost at that moment, so that it errs on the side
 of waiting; unless it has left a note that its workers have all succeeded, which nothing that
 happens to it can change.
@@ -12,7 +12,7 @@ network, so that neighbours in rank are neighbours in topology. Equal questions 
 whichever node leads.
 
 *What a failed round means* (`judge`): whose fault it was, whether another one may follow. Failures
-of several nodes are put in order on the leader's clock: when it heard of each, minus the age that
+of several nodes are put in order on the leader's clock: when it read of each, minus the age that
 its node gave it. Whatever the order is off by is what two messages to the leader differ by. The
 rules are those of one gang (`base/root_cause.py`). A member that vanished explains the failures of
 the others: their connections to it broke, long before its lease ended. Such a round ended by a
@@ -70,7 +70,7 @@ class View:
     """The nodes as their leader sees them.
 
     Args:
-        config: who may join, and how long anybody waits.
+        config: which nodes may join, and how long they wait.
         now: when this node began to lead.
     """
 
@@ -80,7 +80,7 @@ class View:
         self.unreadable: dict[str, str] = {}
         """Those whose record cannot be read, and why."""
         self.since: dict[str, Instant] = {}
-        """When each of them was first heard of."""
+        """When each of them was first seen."""
         self.gone: dict[str, Gone] = {}
         """Members of the present or last round that have vanished."""
         self.done: dict[str, NodeRecord] = {}
@@ -132,7 +132,7 @@ class View:
             self.returned.clear()
         for node in new.members:
             if node not in self.nodes and node not in self.gone:
-                # From now on, as nobody knows since when: the fence must be long enough in any
+                # From now on, as the time of its loss is unknown: the fence must suffice in any
                 # case.
                 self.gone[node] = self._gone_unseen(node, now)
 
@@ -145,7 +145,7 @@ class View:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who is a member of the running round, or was of the last."""
+        """The members of the running round, or of the last."""
         return () if self.round is None else self.round.members
 
     @property
@@ -434,7 +434,7 @@ def _suspects(view: View, ended: Round) -> list[Suspect]:
         return told
     if any((each.node, each.failure.rank) == (known.node, known.failure.rank) for each in told):
         return told
-    # Its node vanished after it had told. It was the first that anybody heard of.
+    # Its node vanished after it had told. It was the first that the leader read of.
     earliest = min((each.failure.at for each in told), default=known.failure.at)
     failure = msgspec.structs.replace(known.failure, at=earliest)
     return [msgspec.structs.replace(known, failure=failure), *told]

@@ -1,11 +1,11 @@
-"""What a rendezvous is told (stimuli) and what it answers (effects).
+"""The facts that a rendezvous is told (stimuli), and its answers (effects).
 
 Stimuli come from two sides: from the agent (what becomes of its gang), and from the store. Effects
 go to the same two: *notifications* to the agent, and *orders* to the store. All are frozen and
 tagged, so that the journal is their JSON.
 
 Every order to the store carries a `token`, a number that the machine gives out once. The store's
-answer bears the same token; an answer to a token that nobody waits for any more changes nothing, so
+answer bears the same token; an answer to a token that is no longer pending changes nothing, so
 answers may come late or twice. The driver that carries out an order answers it exactly once in the
 end, after at most `RendezvousConfig.request_timeout` with `RequestFailed`. The order in which two
 requests that are under way together reach the store is not promised.
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.failure import Failure, Mismatch
+from rankwise.base.failure import BlameIdentity, Failure, Mismatch
 from rankwise.base.keys import Change, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import ZERO, Duration, Instant
 from rankwise.core.rendezvous.records import Departure, LateRank, Lineup, Trouble, Verdict
@@ -148,7 +148,7 @@ class StoreDenied(msgspec.Struct, frozen=True, tag=True):
     reason: str
     hint: str = ""
     is_of_another_run: bool = False
-    """Whether it is another run's store: this node has come to the wrong place."""
+    """True if it is another run's store: this node has come to the wrong place."""
 
 
 Reply = (
@@ -202,12 +202,12 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
 class NodeReady(msgspec.Struct, frozen=True, tag=True):
     """No worker of this node runs, and it can take part in round `round` or any later one.
 
-    Those that wait to be called again (`rankwise.recover`) do not run: they are bound to nobody.
+    Those that wait to be called again (`rankwise.recover`) do not run: they belong to no round.
     """
 
     round: int
     port: int = 0
-    """What its worker 0 would listen on, should the node have rank 0."""
+    """The address on which its worker 0 would listen, should the node have rank 0."""
 
 
 class GangFailing(msgspec.Struct, frozen=True, tag=True):
@@ -259,7 +259,7 @@ class RanksArrived(msgspec.Struct, frozen=True, tag=True):
 class TroubleReported(msgspec.Struct, frozen=True, tag="TroubleTold"):
     """A reason to ask all nodes for the calls of their ranks; NONE withdraws it.
 
-    What is awaited is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
+    An awaited note is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
     """
 
     round: int
@@ -277,9 +277,10 @@ class CallRecordsReported(msgspec.Struct, frozen=True, tag="BooksTold"):
 
 
 class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `SheetsGathered`: who is to blame; with an empty text it cannot be told.
+    """The answer to `SheetsGathered`: who is to blame; if nobody is, it cannot be told.
 
-    `late` says who has made the others wait, if that was asked.
+    `late` says who has made the others wait, if that was asked. `identity` tells the blame from
+    other blame; journals of earlier versions have none.
     """
 
     inquiry: str
@@ -288,6 +289,7 @@ class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
     is_certain: bool = False
     late: LateRank | None = None
     mismatch: Mismatch | None = None
+    identity: BlameIdentity | None = None
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
@@ -341,7 +343,7 @@ class Dissolved(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopAgreed(msgspec.Struct, frozen=True, tag=True):
-    """Somebody has asked the job to stop: let the ranks agree on a step, then end the gang."""
+    """The job is to stop: let the ranks agree on a step, then end the gang."""
 
     round: int
     why: str
@@ -389,8 +391,8 @@ class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
     """The result of an inquiry that this node waits for.
 
     `text` says who is to blame, and is empty if that cannot be told; `silent` are nodes that did
-    not answer; `late` says who made the others wait. Without `in_time` nothing was heard of the
-    leader.
+    not answer; `late` says which rank made the others wait. Without `in_time` the leader has not
+    answered. `identity` tells the blame from other blame.
     """
 
     round: int
@@ -398,6 +400,7 @@ class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
     silent: tuple[str, ...] = ()
     in_time: bool = True
     late: LateRank | None = None
+    identity: BlameIdentity | None = None
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
@@ -438,7 +441,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeaveSettled(msgspec.Struct, frozen=True, tag=True):
-    """The goodbye is said, or nobody is there to hear it; nothing more will come."""
+    """The goodbye is said, or no node is left to read it; nothing more will come."""
 
 
 class AnnounceWaiting(msgspec.Struct, frozen=True, tag=True):

@@ -4,17 +4,13 @@ Theory of operation
 ===================
 
 A call is *sent* when the one before it was answered, and ends in exactly one of `Deliver` and
-`GiveUp`. Its maker may go away meanwhile, by Ctrl-C or because time was up: the call keeps
-its place until it is answered, so that the next one neither overwrites it nor takes its answer for
-its own.
+`GiveUp`. Its maker may go away meanwhile, by Ctrl-C or because time was up: the call keeps its
+place until it is answered.
 
 ```
 OPEN ─PeerEnded→ ENDED
   └──an invalid answer (`KillPeer`)──→ ENDED
 ```
-
-An answer that is no answer, or belongs to another call than the one that was sent, means that both
-sides no longer agree: the child is killed. What the answer might have meant is not guessed.
 """
 
 from collections import deque
@@ -26,7 +22,7 @@ from rankwise.core.tasks.frames import Frame, FrameKind, RequestLane
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants something done by the child; `call` is a number that is used once."""
+    """A request for work of the child; `call` is a number that is used once."""
 
     call: int
     body: bytes
@@ -87,7 +83,7 @@ class Requests:
     """The calls to one child; `name` is what messages call it."""
 
     next_deadline: Instant | None = None
-    """Who has no more patience forgets the call; nothing here happens by itself."""
+    """The caller's patience is over: the call is forgotten; nothing here happens by itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -103,6 +99,8 @@ class Requests:
             case Called(call=call) if self._end:
                 return [GiveUp(call, f"{self.name} takes no more requests: {self._end}")]
             case Called():
+                # One at a time: there is one frame, and the next call would overwrite this one, or
+                # take its answer for its own.
                 self._calls.append(stimulus)
                 return self._send() if len(self._calls) == 1 else []
             case AnswerArrived(frame=frame):
@@ -124,6 +122,7 @@ class Requests:
         ]
 
     def _on_answer(self, frame: Frame) -> list[Effect]:
+        # Both sides no longer agree: the meaning of the answer is not guessed.
         if frame.kind not in (FrameKind.REPLY, FrameKind.FAILURE):
             return self._break(f"it sent a {frame.kind.name}, which is the parent's to send")
         if not self._calls or frame.sequence != self._calls[0].call:

@@ -2,7 +2,7 @@
 
 from rankwise.base.errors import LocalProtocolError, RemoteProtocolError, TreeValueError
 from rankwise.core.tree.queues import Queues
-from rankwise.core.tree.state import Task
+from rankwise.core.tree.state import GraphTask
 from rankwise.core.tree.vocabulary import ChildPool, GroupSubmitted
 
 _POOL_NAMES = {ChildPool.NEXT_LEVEL: "next-level worker", ChildPool.SUB: "sub worker"}
@@ -58,7 +58,7 @@ class Ring:
     """
 
     def __init__(self, depth: int) -> None:
-        self.by_slot: list[Task | None] = [None] * depth
+        self.by_slot: list[GraphTask | None] = [None] * depth
         self.free = list(range(depth - 1, -1, -1))
 
     def next_slots(self, count: int) -> list[int]:
@@ -71,19 +71,19 @@ class Ring:
             )
         return self.free[: -count - 1 : -1] if len(self.free) >= count else []
 
-    def enter(self, task: Task) -> None:
+    def enter(self, task: GraphTask) -> None:
         """Give a task the next slot."""
         if not self.free:
             raise LocalProtocolError("a task was submitted although the ring is full")
         task.slot = slot = self.free.pop()
         self.by_slot[slot] = task
 
-    def leave(self, task: Task) -> None:
+    def leave(self, task: GraphTask) -> None:
         """Take a task's slot back."""
         self.by_slot[task.slot] = None
         self.free.append(task.slot)
 
-    def task_in(self, slot: int) -> Task:
+    def task_in(self, slot: int) -> GraphTask:
         """The task that has a slot which a child has named."""
         task = self.by_slot[slot] if 0 <= slot < len(self.by_slot) else None
         if task is None:

@@ -8,17 +8,15 @@ Theory of operation
                              └→ ABORTING ─all gone→ IDLE
 
 *Starting* is all or nothing. The first child that refuses, ends or is late is the reason; all
-others are killed, and the reason is told when they are gone, so that a listener finds
-nothing left.
+others are killed.
 
-*Up.* A replaceable child that ends gets a successor. One that ends before it was ready once does
-not: what kills it would kill the next one too.
+*Up.* A replaceable child that ends gets a successor, unless it ends before it was ready once.
 
 *Closing* goes by stage: the children of a stage are released together, the next stage follows when
-they are gone. One deadline holds for all stages; what is left then is killed. A child that not
-even that ends within its own deadline is stuck in the kernel and is told as a survivor. A child
-that comes to a bad end meanwhile is told as lost, if nobody could have taken its place: nobody
-knows whether it has done what it had to do in the end.
+they are gone. One deadline holds for all stages; what is left then is killed. A child that not even
+that ends within its own deadline is stuck in the kernel and is told as a survivor. A child that
+comes to a bad end meanwhile is told as lost, if no other could have taken its place: whether it has
+done what it had to do in the end is unknown.
 
 *The fork server* is the parent of all children. When it ends, they end with it, and no process is
 left that could tell how.
@@ -43,7 +41,7 @@ class ChildGroupPhase(StrEnum):
 
 
 class ChildGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Who belongs to a group, and how long it may take.
+    """The members of a group, and how long it may take.
 
     Attributes:
         names: what to call each child in messages.
@@ -69,7 +67,7 @@ class ChildGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartRequested(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants the group."""
+    """A request to start the group."""
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag=True):
@@ -281,7 +279,7 @@ class ChildGroup:
 
     def _abort(self, failure: tuple[int | None, str, bool], now: Instant) -> list[ChildGroupEffect]:
         self.phase = ChildGroupPhase.ABORTING
-        self._failure = failure
+        self._failure = failure  # told when all are gone, so that a listener finds nothing left
         return self._kill_all(now)
 
     def _kill_all(self, now: Instant) -> list[ChildGroupEffect]:
@@ -312,12 +310,14 @@ class ChildGroup:
         is_expected = end.is_well or end.child in self._killed
         if is_expected or self.spec.replaceable[end.child]:
             return []
+        # Whether a child without a possible successor has done its part in the end is unknown.
         return [ChildLost(end.child, end.how, successor=False)]
 
     def _replace(self, child: int, how: str) -> list[ChildGroupEffect]:
         was_ready, self._ready[child] = self._ready[child], False
         if child in self._successors:
             self._successors.remove(child)
+        # The cause of an end before it was ready would kill the next one too.
         if not (self.spec.replaceable[child] and was_ready):
             return [ChildLost(child, how, successor=False)]
         self._living = sorted([*self._living, child])

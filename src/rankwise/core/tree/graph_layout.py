@@ -11,7 +11,7 @@ import msgspec
 
 from rankwise.base.errors import TreeValueError
 from rankwise.core.tree.hazards import Hazards
-from rankwise.core.tree.state import Task
+from rankwise.core.tree.state import GraphTask
 from rankwise.core.tree.vocabulary import Access, ChildPool
 
 
@@ -19,7 +19,7 @@ class RecordedTask(msgspec.Struct, frozen=True):
     """A task that was submitted while recording.
 
     Attributes:
-        pool: who may take it.
+        pool: the children that may take it.
         child: the one child that may take it, or None.
         accesses: the bytes it touches.
         name: what to call it.
@@ -56,7 +56,7 @@ def _components(tasks: Sequence[RecordedTask]) -> list[list[int]]:
 
     hazards = Hazards()
     for place, recorded in enumerate(tasks):
-        task = Task(place, recorded.pool, recorded.name, recorded.child)
+        task = GraphTask(place, recorded.pool, recorded.name, recorded.child)
         for producer in hazards.enter(task, recorded.accesses):
             parents[root(place)] = root(producer.number)
     members: dict[int, list[int]] = {}

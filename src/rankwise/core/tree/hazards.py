@@ -13,7 +13,7 @@ task that reads its bytes later is tainted too, until another one writes them an
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from rankwise.core.tree.state import Task, TaskPhase, root_of
+from rankwise.core.tree.state import GraphTask, TaskPhase, root_of
 from rankwise.core.tree.vocabulary import HOST, Access
 
 _READERS_BEFORE_PRUNING = 32
@@ -24,7 +24,9 @@ class ByteRange:
 
     __slots__ = ("end", "readers", "start", "writer")
 
-    def __init__(self, start: int, end: int, writer: Task | None, readers: list[Task]) -> None:
+    def __init__(
+        self, start: int, end: int, writer: GraphTask | None, readers: list[GraphTask]
+    ) -> None:
         self.start = start
         self.end = end
         self.writer = writer
@@ -97,19 +99,19 @@ class Hazards:
     def __init__(self) -> None:
         self._maps: dict[int, ByteMap] = {}
 
-    def enter(self, task: Task, accesses: Sequence[Access]) -> dict[Task, bool]:
+    def enter(self, task: GraphTask, accesses: Sequence[Access]) -> dict[GraphTask, bool]:
         """Record what a new task touches.
 
         Returns:
             The unfinished tasks it must wait for, each with whether it needs their data.
-            `task.tainted_by` is set when it reads what somebody has failed to write.
+            `task.tainted_by` is set when it reads what a failed task should have written.
         """
-        producers: dict[Task, bool] = {}
+        producers: dict[GraphTask, bool] = {}
         if len(accesses) == 1:
             access = accesses[0]
             segments = self._map(access.space).cover(access.start, access.end)
             if len(segments) == 1:
-                # What all below comes to for most tasks, in a third of the time.
+                # The result of all below for most tasks, in a third of the time.
                 _look(task, segments[0], access, producers)
                 _touch(task, segments[0], writes=access.writes)
                 return producers
@@ -149,7 +151,7 @@ class Hazards:
             found = self._maps[space] = ByteMap()
         return found
 
-    def _publish(self, task: Task, access: Access) -> None:
+    def _publish(self, task: GraphTask, access: Access) -> None:
         # Covered again, because an access before this one may have split or joined segments.
         space = self._map(access.space)
         segments = space.cover(access.start, access.end)
@@ -167,7 +169,7 @@ def _are_apart(accesses: Sequence[Access], covered: Sequence[Sequence[ByteRange]
     return len({(access.space, access.start) for access in accesses}) == len(accesses)
 
 
-def _touch(task: Task, segment: ByteRange, *, writes: bool) -> None:
+def _touch(task: GraphTask, segment: ByteRange, *, writes: bool) -> None:
     if writes:
         segment.writer = task
         segment.readers = []
@@ -177,7 +179,9 @@ def _touch(task: Task, segment: ByteRange, *, writes: bool) -> None:
     segment.readers.append(task)
 
 
-def _look(task: Task, segment: ByteRange, access: Access, producers: dict[Task, bool]) -> None:
+def _look(
+    task: GraphTask, segment: ByteRange, access: Access, producers: dict[GraphTask, bool]
+) -> None:
     writer = segment.writer
     if writer is not None:
         if writer.state < TaskPhase.COMPLETED:

@@ -1,4 +1,4 @@
-"""Who holds which bytes of the heap: scopes, and the unfinished tasks that touch them.
+"""The holders of the heap's bytes: scopes, and the unfinished tasks that touch them.
 
 An allocation that does not fit waits while tasks of closed scopes hold memory, and is refused when
 only open scopes do: nothing that happens could free it.
@@ -34,7 +34,7 @@ class TaskMemory:
         self.scope_depth = 1
         """The run's own scope is always open."""
         self.wanted_bytes: int | None = None
-        """What somebody waits for."""
+        """The size of the allocation that waits; None if none does."""
 
     @property
     def is_empty(self) -> bool:

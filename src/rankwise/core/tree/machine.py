@@ -50,7 +50,7 @@ from rankwise.core.tree.heap import Heap
 from rankwise.core.tree.held_memory import TaskMemory
 from rankwise.core.tree.placement import TaskPlacement
 from rankwise.core.tree.queues import Queues
-from rankwise.core.tree.state import Child, Task, TaskPhase, root_of
+from rankwise.core.tree.state import Child, GraphTask, TaskPhase, root_of
 from rankwise.core.tree.vocabulary import (
     FAILED_BIT,
     Access,
@@ -66,10 +66,10 @@ from rankwise.core.tree.vocabulary import (
     EndCause,
     GraphSpec,
     GroupSubmitted,
-    Recalled,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
+    SlotsRecalled,
     Stimulus,
     TaskSubmitted,
     Unfinished,
@@ -97,9 +97,9 @@ class TaskGraph:
         self._memory = TaskMemory(Heap(spec.heap_start, spec.heap_bytes), self._effects)
         self._hazards = Hazards()
         self._ring = Ring(spec.ring_depth)
-        self._released: deque[Task] = deque()
+        self._released: deque[GraphTask] = deque()
         """Tasks that wait for no other task, and for which room is to be found."""
-        self._tainted: list[Task] = []
+        self._tainted: list[GraphTask] = []
         """Tasks that were tainted while they stood in a queue."""
         self._is_draining = False
         self._placement = TaskPlacement(self._queues, spec.depth, self._end_unrun)
@@ -111,7 +111,7 @@ class TaskGraph:
             TaskSubmitted: self._on_task,
             GroupSubmitted: self._on_group,
             ChildrenReported: self._on_report,
-            Recalled: self._on_recalled,
+            SlotsRecalled: self._on_recalled,
             ChildDied: self._on_death,
             ChildJoined: self._on_join,
             ScopeOpened: lambda _, __: self._memory.open_scope(),
@@ -201,7 +201,7 @@ class TaskGraph:
             check_child(pool, pinned, self._queues)
         elif not self._queues.teams[pool].children:
             refuse_width(pool, 1, self._queues)
-        task = Task(self._task_count, pool, stimulus.name, pinned)
+        task = GraphTask(self._task_count, pool, stimulus.name, pinned)
         self._ring.enter(task)
         self._task_count += 1
         self._unfinished_count += 1
@@ -226,9 +226,9 @@ class TaskGraph:
 
     def _on_group(self, stimulus: GroupSubmitted, now: Instant) -> None:
         check_group(stimulus, self._queues, len(self._ring.free))
-        group = Task(self._task_count, stimulus.pool, stimulus.name, None)
+        group = GraphTask(self._task_count, stimulus.pool, stimulus.name, None)
         group.members = [
-            Task(self._task_count, stimulus.pool, stimulus.name, index)
+            GraphTask(self._task_count, stimulus.pool, stimulus.name, index)
             for index in stimulus.children
         ]
         for member in group.members:
@@ -241,7 +241,7 @@ class TaskGraph:
             self._settle()
         self._send(now)
 
-    def _enter(self, task: Task, accesses: tuple[Access, ...]) -> dict[Task, bool]:
+    def _enter(self, task: GraphTask, accesses: tuple[Access, ...]) -> dict[GraphTask, bool]:
         producers = self._hazards.enter(task, accesses)
         for producer, needs_data in producers.items():
             if producer.consumers is None:
@@ -280,7 +280,7 @@ class TaskGraph:
             child = self._queues.take_first(task)
             if end < FAILED_BIT:
                 if task.consumers is None and task.slabs is None and task.group is None:
-                    # What `_end_run` comes to for most tasks, in a third of the time.
+                    # The result of `_end_run` for most tasks, in a third of the time.
                     task.state = _COMPLETED
                     task.producers = ()
                     ring.by_slot[slot] = None
@@ -307,14 +307,14 @@ class TaskGraph:
             if task.group is not None:
                 task.group.clock = max(task.group.clock, clock)
 
-    def _take_from_queue(self, task: Task) -> None:
+    def _take_from_queue(self, task: GraphTask) -> None:
         """Put a task that has left a queue without having run back among those that wait."""
         task.state = _PENDING
         task.child = None
         if task.waiting_for == 0:
             self._released.append(task)
 
-    def _end_run(self, task: Task, cause: EndCause | None) -> None:
+    def _end_run(self, task: GraphTask, cause: EndCause | None) -> None:
         """End a task, or a member of a group, that was in a queue."""
         self._ring.leave(task)
         group = task.group
@@ -332,21 +332,21 @@ class TaskGraph:
         if group.waiting_for == 0:
             self._end(group, _COMPLETED if group.tainted_by is None else _FAILED, None)
 
-    def _add_death(self, group: Task, child: Child | None) -> None:
+    def _add_death(self, group: GraphTask, child: Child | None) -> None:
         """Tell of a member's death after another one's failure, which may only follow from it."""
         assert child is not None, "it ended in the task"
         for place, told in enumerate(self._not_completed):
             if told.number == group.number:
                 self._not_completed[place] = told._replace(deaths=(*told.deaths, child.index))
 
-    def _end_unrun(self, task: Task, cause: EndCause) -> None:
+    def _end_unrun(self, task: GraphTask, cause: EndCause) -> None:
         """End a task that is in no queue."""
         task.child = None
         for member in task.members or [task]:
             self._ring.leave(member)
         self._end(task, _SKIPPED, cause)
 
-    def _end(self, task: Task, state: TaskPhase, cause: EndCause | None) -> None:
+    def _end(self, task: GraphTask, state: TaskPhase, cause: EndCause | None) -> None:
         self._unfinished_count -= 1
         task.state = state
         task.producers = ()
@@ -387,7 +387,7 @@ class TaskGraph:
         if self._is_draining and not self._unfinished_count:
             self._finish()
 
-    def _on_recalled(self, stimulus: Recalled, now: Instant) -> None:
+    def _on_recalled(self, stimulus: SlotsRecalled, now: Instant) -> None:
         child = self._queues.children[stimulus.child]
         for task in self._queues.take_back(child, stimulus.slots):
             if task.group is None:
@@ -473,7 +473,7 @@ class TaskGraph:
         self._is_draining = self._placement.is_abandoned = False
 
 
-def _unfinished(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
+def _unfinished(task: GraphTask, cause: EndCause, child: Child | None) -> Unfinished:
     because = task.tainted_by if cause is EndCause.SKIPPED else None
     where = None if child is None else child.index
     deaths = (where,) if where is not None and cause is EndCause.DIED else ()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rankwise.core.tree.queues import Queues, Team
-from rankwise.core.tree.state import Child, Task, TaskPhase
+from rankwise.core.tree.state import Child, GraphTask, TaskPhase
 from rankwise.core.tree.vocabulary import EndCause
 
 
@@ -27,14 +27,14 @@ class TaskPlacement:
     """
 
     def __init__(
-        self, queues: Queues, depth: int, end_unrun: Callable[[Task, EndCause], None]
+        self, queues: Queues, depth: int, end_unrun: Callable[[GraphTask, EndCause], None]
     ) -> None:
         self._queues = queues
         self._depth = depth
         self._end_unrun = end_unrun
         self.is_abandoned = False
 
-    def make_ready(self, task: Task) -> None:
+    def make_ready(self, task: GraphTask) -> None:
         """Find room for a task that waits for no other task."""
         if self.is_abandoned:
             self._end_unrun(task, EndCause.CANCELLED)
@@ -47,7 +47,7 @@ class TaskPlacement:
         else:
             self.place(task, self._queues.teams[task.pool])
 
-    def place(self, task: Task, team: Team) -> None:
+    def place(self, task: GraphTask, team: Team) -> None:
         """Queue a task at any child of its team, or let it wait for one."""
         child = self._queues.choose(team)
         if child is not None:
@@ -58,7 +58,7 @@ class TaskPlacement:
         else:
             self._end_unrun(task, EndCause.LOST)
 
-    def _place_pinned(self, task: Task, child: Child) -> None:
+    def _place_pinned(self, task: GraphTask, child: Child) -> None:
         if child.is_alive and len(child.queue) < self._depth:
             self._queues.append(child, task)
         elif child.is_alive or child.is_awaited:
@@ -69,7 +69,7 @@ class TaskPlacement:
         else:
             self._end_unrun(task, EndCause.LOST)
 
-    def _place_group(self, group: Task, members: list[Task]) -> None:
+    def _place_group(self, group: GraphTask, members: list[GraphTask]) -> None:
         """Queue all members at once, so that two groups never wait for each other.
 
         Their words may exceed the depth: a group that waited for room would starve.
@@ -132,7 +132,7 @@ class TaskPlacement:
     def abandon(self) -> None:
         """Let nothing begin any more: cancel who waits, and order back what is queued."""
         self.is_abandoned = True
-        waiting: list[Task] = []
+        waiting: list[GraphTask] = []
         for team in self._queues.teams.values():
             waiting += team.ready
             team.ready.clear()
@@ -141,7 +141,7 @@ class TaskPlacement:
                 waiting += child.pinned_ready
                 child.pinned_ready.clear()
                 if child.is_alive and child.queue:
-                    # What was sent and has not begun comes back, and is cancelled then.
+                    # A task that was sent and has not begun comes back, and is cancelled then.
                     self._queues.recall(child)
         for task in waiting:
             self._end_unrun(task, EndCause.CANCELLED)

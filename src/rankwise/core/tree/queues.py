@@ -8,7 +8,7 @@ from collections import deque
 
 from rankwise.base.errors import LocalProtocolError, RemoteProtocolError
 from rankwise.base.units import Instant
-from rankwise.core.tree.state import Child, Task, TaskPhase
+from rankwise.core.tree.state import Child, GraphTask, TaskPhase
 from rankwise.core.tree.vocabulary import ChildPool, Dispatch, Effect, GraphSpec, Recall
 
 
@@ -21,7 +21,7 @@ class Team:
         self.children = children
         self.favourite = favourite
         """The number of the child that is chosen first when it is idle."""
-        self.ready: deque[Task] = deque()
+        self.ready: deque[GraphTask] = deque()
         self.idle: list[Child] = []
         """Those that became idle, the latest last, but for the favourite; some may have found work
         meanwhile."""
@@ -84,7 +84,7 @@ class Queues:
                 return child
         return None
 
-    def common_child(self, task: Task) -> Child | None:
+    def common_child(self, task: GraphTask) -> Child | None:
         """The child in whose queue all unfinished producers are, if `task` may go there too."""
         if task.members is not None or task.tainted_by is not None:
             return None
@@ -102,7 +102,7 @@ class Queues:
             return None
         return child if task.pinned is None or task.pinned == child.index else None
 
-    def append(self, child: Child, task: Task) -> None:
+    def append(self, child: Child, task: GraphTask) -> None:
         """Queue a task at a child; it is sent later. Its consumers may follow it."""
         task.state = TaskPhase.RUNNING
         task.child = child
@@ -140,7 +140,7 @@ class Queues:
             child.followers.clear()
         self.has_followers = False
 
-    def take_first(self, task: Task) -> Child:
+    def take_first(self, task: GraphTask) -> Child:
         """Take out of its queue what a child has reported, which must be its first."""
         child = task.child
         if child is None or not child.queue or child.queue[0] is not task:
@@ -151,7 +151,7 @@ class Queues:
             self.teams[child.pool].note_idle(child)
         return child
 
-    def take_back(self, child: Child, slots: list[int]) -> list[Task]:
+    def take_back(self, child: Child, slots: list[int]) -> list[GraphTask]:
         """Take back what was recalled, and all that stands behind it because it is unsent."""
         count = len(slots) + len(child.unsent)
         self._forget_unsent(child)
@@ -163,7 +163,7 @@ class Queues:
             self.teams[child.pool].note_idle(child)
         return back
 
-    def take_back_unsent(self, task: Task) -> bool:
+    def take_back_unsent(self, task: GraphTask) -> bool:
         """Take one task back, if it has not been sent."""
         child = task.child
         if child is None or task not in child.unsent:
@@ -176,14 +176,14 @@ class Queues:
             self.teams[child.pool].note_idle(child)
         return True
 
-    def take_back_ahead(self, child: Child) -> list[Task]:
+    def take_back_ahead(self, child: Child) -> list[GraphTask]:
         """Take back what is unsent and relies on what stands before it."""
         back = [task for task in child.unsent if task.waiting_for > 0]
         for task in back:
             self.take_back_unsent(task)
         return back
 
-    def empty(self, child: Child) -> tuple[list[Task], int]:
+    def empty(self, child: Child) -> tuple[list[GraphTask], int]:
         """Everything that was queued at a dead child, and how much of it had been sent."""
         queue, sent_count = list(child.queue), len(child.queue) - len(child.unsent)
         self._forget_unsent(child)
@@ -231,7 +231,7 @@ class Queues:
 
     def _send(self, child: Child) -> None:
         unsent, child.unsent = child.unsent, []
-        if len(unsent) == 1:  # cheaper, and what somebody may be waiting for
+        if len(unsent) == 1:  # cheaper, and a caller may be waiting for it
             (task,) = unsent
             order = Dispatch(child.index, [task.slot], [task.waiting_for > 0], child.epoch)
             self._effects.append(order)
@@ -257,5 +257,5 @@ class Queues:
         self._effects.append(Recall(child.index))
 
 
-def _may_move(task: Task) -> bool:
+def _may_move(task: GraphTask) -> bool:
     return task.pinned is None and task.group is None and task.waiting_for == 0

@@ -18,7 +18,7 @@ class TaskPhase(IntEnum):
     SKIPPED = 5
 
 
-class Task:
+class GraphTask:
     """One task, or one member of a group, or a group as a whole (which is in no queue).
 
     Most tasks never need most attributes, so these have their first value in the class: making a
@@ -31,13 +31,13 @@ class Task:
     """When its producers ended, and then when it ended, on the chips' simulated clock."""
     waiting_for = 0
     """Producers, and for a group that runs members, that have not ended."""
-    producers: "tuple[Task, ...]" = ()
-    """Whom it waits for, or has waited for; forgotten when it ends."""
-    consumers: "list[tuple[Task, bool]] | None" = None
-    """Who waits for this task, and whether for its data or only for its place in the order."""
+    producers: "tuple[GraphTask, ...]" = ()
+    """The tasks that it waits for, or has waited for; forgotten when it ends."""
+    consumers: "list[tuple[GraphTask, bool]] | None" = None
+    """The tasks that wait for this one, and whether for its data or only for its place."""
     child: "Child | None" = None
-    group: "Task | None" = None
-    members: "list[Task] | None" = None
+    group: "GraphTask | None" = None
+    members: "list[GraphTask] | None" = None
     slabs: "list[Slab] | None" = None
     tainted_by: int | None = None
 
@@ -67,10 +67,10 @@ class Child:
     def __init__(self, index: int, pool: ChildPool) -> None:
         self.index = index
         self.pool = pool
-        self.queue: deque[Task] = deque()
-        self.unsent: list[Task] = []
-        self.pinned_ready: deque[Task] = deque()
-        self.followers: deque[Task] = deque()
+        self.queue: deque[GraphTask] = deque()
+        self.unsent: list[GraphTask] = []
+        self.pinned_ready: deque[GraphTask] = deque()
+        self.followers: deque[GraphTask] = deque()
         """Tasks that may be queued ahead here when there is room; some may have gone elsewhere."""
         self.epoch = 0
         self.ended = 0
@@ -98,6 +98,6 @@ class Slab:
         self.holders = 0
 
 
-def root_of(task: Task) -> int:
+def root_of(task: GraphTask) -> int:
     """The number of the first task that tainted this one, or its own."""
     return task.number if task.tainted_by is None else task.tainted_by

@@ -1,4 +1,4 @@
-"""What a task graph is told and what it orders.
+"""The facts that a task graph is told, and its orders.
 
 Facts and orders come in batches, since a machine that is asked once per task would cost more than
 the tasks. `child` is an index into the children that the graph was made with; `slot` is the place
@@ -84,7 +84,7 @@ class Unfinished(NamedTuple):
 
 
 class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a graph may use.
+    """The limits of a graph.
 
     Attributes:
         pools: for each child the pool it belongs to.
@@ -117,7 +117,7 @@ class TaskSubmitted(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A task was handed in; it takes the slot that `next_slots` has named.
 
     Attributes:
-        pool: who may take it.
+        pool: the children that may take it.
         name: what to call it in reports.
         accesses: the bytes it touches.
         child: the one child that may take it, None for any of the pool.
@@ -133,7 +133,7 @@ class GroupSubmitted(msgspec.Struct, frozen=True, tag=True):
     """A task of several members was handed in: each runs at another child, all at the same time.
 
     Attributes:
-        pool: who may take members.
+        pool: the children that may take members.
         children: for each member the child that must take it, or None.
         name: what to call it in reports.
         accesses: the bytes that any of them touches.
@@ -162,8 +162,8 @@ class ChildrenReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     clocks: dict[int, int] = {}
 
 
-class Recalled(msgspec.Struct, frozen=True, tag=True):
-    """What a child had not taken out of its queue yet has been taken back."""
+class SlotsRecalled(msgspec.Struct, frozen=True, tag="Recalled"):
+    """The orders that a child had not read yet were taken back from its queue."""
 
     child: int
     slots: list[int]
@@ -192,7 +192,7 @@ class ChildJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScopeOpened(msgspec.Struct, frozen=True, tag=True):
-    """What is allocated from now on lives until this scope is closed.
+    """Begin a scope: allocations from now on live until it is closed.
 
     Around all of them is the run's own scope, which ends with the run.
     """
@@ -203,7 +203,7 @@ class ScopeClosed(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocationRequested(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants bytes of the heap, and nothing else before it has them or is refused."""
+    """A request for bytes of the heap, which blocks its caller until it has them or is refused."""
 
     size_bytes: int
 
@@ -224,7 +224,7 @@ Stimulus = (
     TaskSubmitted
     | GroupSubmitted
     | ChildrenReported
-    | Recalled
+    | SlotsRecalled
     | ChildDied
     | ChildJoined
     | ScopeOpened
@@ -256,7 +256,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Recall(msgspec.Struct, frozen=True, tag=True):
-    """Take back what a child has not taken, and tell with `Recalled`, before anything else.
+    """Take back what a child has not taken, and tell with `SlotsRecalled`, before anything else.
 
     Comes after all other orders to this child.
     """

@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 
-All facts that the host tells about a gang pass here before the gang hears them. The first failure
-that a gang hears of ends it, so what may be another rank's doing waits until that is known; facts
-that come later wait behind it, in their order. The watch knows no call records and asks no rank: it
+All facts that the host tells about a gang pass here before the gang gets them. The first failure
+that a gang gets ends it, so what may be another rank's doing waits until that is known; facts that
+come later wait behind it, in their order. The watch knows no call records and asks no rank: it
 orders looks and questions, and decides by the answers.
 
 ```
@@ -26,15 +26,15 @@ orders looks and questions, and decides by the answers.
   not fit. The call records tell who is to blame once all have come.
 - *The last success of a node* (`LATENESS`): the other nodes are asked which rank has made others
   wait.
-- *An exit by a signal to the whole run* (`STOP`) may have been heard of before the signal. If the
-  run is asked to stop within `STOP_WINDOW`, the exit belongs to that. What was asked for stops the
-  gang when all nodes have agreed; until then the exit waits.
+- *An exit by a signal to the whole run* (`STOP`) may arrive before the signal. If the run is asked
+  to stop within `STOP_WINDOW`, the exit belongs to that. The request stops the gang when all nodes
+  have agreed; until then the exit waits.
 - *A hang* holds no fact back but its own: before ranks count as hung, the host looks for whom they
   wait, and if it cannot tell, the other nodes are asked. Then the host looks once more.
 - *A gang that is ended*, by a request to stop or by another node, ends every hold: no answer
   changes its verdict any more, and a gang that stops waits for the exits that are held back.
 - *What dies*: a rank, a node or the host that should answer. Each step has a deadline, and each
-  fact has one: `HOLD_MAX` after it was heard it is passed on, whatever was answered; a request to
+  fact has one: `HOLD_MAX` after its arrival it is passed on, whatever was answered; a request to
   stop is given the gang's grace.
 """
 
@@ -100,11 +100,11 @@ ANSWER_PATIENCE = Duration(500 * MILLISECOND)
 NODES_PATIENCE = Duration(3 * SECOND)
 """How long the other nodes may take; a rendezvous gives up before (`inquiry.ANSWER_WITHIN`)."""
 STOP_WINDOW = Duration(300 * MILLISECOND)
-"""How much later than a rank the agent may hear of a signal to the whole run."""
+"""How much later than a rank the agent may get a signal to the whole run."""
 HOLD_MAX = Duration(10 * SECOND)
 """After that a fact is passed on, whatever is awaited; see the module's text for a stop."""
 _NOTED_FROM = Duration(1 * MILLISECOND)
-"""Holds are in the journal from that on: nobody misses what a look takes."""
+"""Holds are in the journal from that on: a look takes as long."""
 _AnswerOfRank = EndLooked | CallsJudged
 _WAITS = (
     HoldStep.STRAGGLING,
@@ -133,7 +133,7 @@ class ExitWatch:
         self._grace = grace
         self._hang_timeout = hang_timeout
         self._facts: deque[WaitingFact] = deque()
-        """What the gang has not heard yet, in the order in which it was heard here."""
+        """What the gang has not got yet, in the order of arrival here."""
         self._hang: Hang | None = None
         self._calls_of = -1
         """The last attempt whose ranks make calls; -1 while none has made any."""
@@ -157,7 +157,7 @@ class ExitWatch:
 
     @property
     def awaits_gang(self) -> bool:
-        """Whether facts follow when the gang has heard the last one."""
+        """Whether facts follow when the gang has handled the last one."""
         return bool(self._facts) if self.hold is None else not self._gang_lives
 
     def handle(self, stimulus: WatchStimulus, now: Instant) -> list[WatchEffect]:
@@ -202,8 +202,7 @@ class ExitWatch:
     def _on_fact(self, fact: Stimulus, now: Instant) -> None:
         is_held_for_stop = self.hold is not None and self.hold.reason is HoldReason.STOP
         if isinstance(fact, RanksBlamed) and self.hold is not None and not is_held_for_stop:
-            # The first failure that a gang hears of is its root cause: blame must come before the
-            # exit.
+            # The first failure that a gang gets is its root cause: blame must come before the exit.
             self._effects.append(PassOn(fact))  # it is what the hold waits for
             return
         self._facts.append(WaitingFact(fact, now))
@@ -459,13 +458,13 @@ class ExitWatch:
             self._let_go(now)
 
     def _accuse(self, blamed: RanksBlamed) -> None:
-        """Let the gang hear who is to blame before the facts that follow from it."""
+        """Tell the gang which ranks are to blame before the facts that follow from it."""
         assert self.hold is not None, "ranks are accused in a hold"
         self.hold.accused = blamed.accused
         self._effects.append(PassOn(blamed))
 
     def _let_go(self, now: Instant, *, is_stop: bool = False) -> None:
-        """End the hold. The gang hears the facts one by one, since one may end it."""
+        """End the hold. The gang gets the facts one by one, since one may end it."""
         # Cleared first: passing a fact on may begin the next hold.
         hold, self.hold = self.hold, None
         assert hold is not None, "there is something to let go"
@@ -475,7 +474,7 @@ class ExitWatch:
         if is_stop and hold.reason is HoldReason.STOP:
             self._let_exits_follow_stop(now)
         if hold.accused:
-            return  # the gang hears of that first
+            return  # the gang gets that first
         if hold.error is None and hold.reason is not HoldReason.STOP:
             self._pass_unless_stop(now)
         else:
@@ -512,7 +511,7 @@ class ExitWatch:
         """The stop may have been ordered at this very instant: let exits be later than it."""
         at = after(now, Duration(1))
         # Starts first: a gang that stops waits only for the processes that it knows of. It would
-        # sweep a rank, without its grace, if it heard of its start after the other ranks' ends.
+        # sweep a rank, without its grace, if it got its start after the other ranks' ends.
         self._facts = deque(
             sorted(self._facts, key=lambda waiting: not isinstance(waiting.fact, WorkerSpawned))
         )

@@ -12,7 +12,7 @@ from rankwise.core.watch.vocabulary import HoldReason, HoldStep
 
 @dataclass(slots=True)
 class WaitingFact:
-    """A fact that the gang has not heard yet."""
+    """A fact that the gang has not got yet."""
 
     fact: Stimulus
     received_at: Instant

@@ -15,12 +15,12 @@ from rankwise.core.rendezvous.records import Trouble
 
 
 class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may hold facts back on a node; by default nothing does."""
+    """Reasons for which facts may be held back on a node; none by default."""
 
     stop_signals: tuple[int, ...] = ()
-    """By which a whole run is asked to stop: a rank may have died of one before its agent hears."""
+    """By which a whole run is asked to stop: a rank may die of one before its agent gets it."""
     asks_about_hangs: bool = False
-    """Whether the host can tell for whom ranks wait that make no progress."""
+    """True if the host can tell for whom ranks wait that make no progress."""
 
 
 UNWATCHED = WatchSpec()
@@ -42,7 +42,7 @@ class HoldReason(StrEnum):
 
 
 class HoldStep(StrEnum):
-    """What is awaited during a hold."""
+    """The thing that is awaited during a hold."""
 
     LOOKING = "looking"
     """The host reads the call records after the end of a rank."""
@@ -75,15 +75,15 @@ class EndLooked(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     local_rank: int
     is_over_limit: bool = False
-    """Whether a limit has ended it while it waited; after an exception, one that it waits for."""
+    """True if a limit has ended it while it waited; after an exception, one that it waits for."""
     may_come: bool = False
-    """Whether others that it waits for may yet come to the call."""
+    """True if others that it waits for may yet come to the call."""
     is_ending: bool = False
-    """Whether one of those is done by its call record, and has not told how it ends."""
+    """True if one of those is done by its call record, and has not told how it ends."""
     blamed: RanksBlamed | None = None
     """Ranks that called something else than the others in its last call."""
     is_undecided: bool = False
-    """Whether ranks that are late to that call may tell which of two parties is right."""
+    """True if ranks that are late to that call may tell which of two parties is right."""
 
 
 class RanksAnswered(msgspec.Struct, frozen=True, tag=True):
@@ -100,7 +100,7 @@ class CallsJudged(msgspec.Struct, frozen=True, tag=True):
     local_rank: int
     blamed: RanksBlamed | None = None
     is_open: bool = False
-    """Whether other nodes may know better."""
+    """True if other nodes may know better."""
 
 
 class PastLooked(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +110,7 @@ class PastLooked(msgspec.Struct, frozen=True, tag=True):
     blamed: RanksBlamed | None = None
     """Ranks that called something else in a call that was carried out all the same."""
     asks_who_is_late: bool = False
-    """Whether other nodes may know a rank that made others wait for a notable time."""
+    """True if other nodes may know a rank that made others wait for a notable time."""
 
 
 class AwaitedFound(msgspec.Struct, frozen=True, tag=True):
@@ -127,11 +127,11 @@ class NodesAnswered(msgspec.Struct, frozen=True, tag=True):
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
-    """The gang has heard what was passed on to it: the next fact may follow."""
+    """The gang has handled what was passed on to it: the next fact may follow."""
 
 
 HostAnswer = CallsBegan | EndLooked | RanksAnswered | CallsJudged | PastLooked | AwaitedFound
-"""What a host tells; `NodesAnswered` and `Passed` come from the agent."""
+"""The facts that a host tells; `NodesAnswered` and `Passed` come from the agent."""
 WatchStimulus = Stimulus | HostAnswer | NodesAnswered | Passed
 
 
@@ -144,7 +144,7 @@ class LookAtEnd(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     local_rank: int
     has_exited: bool
-    """Whether it has ended; otherwise it has told of the exception that it dies of."""
+    """True if it has ended; otherwise it has told of the exception that it dies of."""
 
 
 class AskRanks(msgspec.Struct, frozen=True, tag=True):
@@ -191,11 +191,11 @@ class NoteHold(msgspec.Struct, frozen=True, tag=True):
     reason: HoldReason
     exits: tuple[HeldExit, ...]
     awaited: tuple[HoldStep, ...]
-    """What was awaited meanwhile, in this order."""
+    """The things that were awaited meanwhile, in this order."""
     accused: tuple[int, ...] = ()
     """Ranks of the job that were found to be to blame by this node."""
     is_stop: bool = False
-    """Whether the run was stopped meanwhile."""
+    """True if the run was stopped meanwhile."""
 
 
 class PassOn(msgspec.Struct, frozen=True):
@@ -211,5 +211,5 @@ class AskNodes(msgspec.Struct, frozen=True):
 
 
 LookOrder = LookAtEnd | AskRanks | JudgeCalls | LookAtPast | FindAwaited
-"""What the host is asked; `PassOn` and `AskNodes` are for the agent."""
+"""The questions to the host; `PassOn` and `AskNodes` are for the agent."""
 WatchEffect = LookOrder | NoteHold | LookForProgress | PassOn | AskNodes

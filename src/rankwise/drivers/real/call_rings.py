@@ -1,8 +1,8 @@
 """The agent's side of ranks' call records: areas of the node's segment, read as values.
 
 A rank may write while we read. Its count of a group only grows, so one that was read a moment too
-early accuses a rank that is late by that moment; who acts on it looks at those that have waited for
-long. Of the ring the oldest entry is left out: it may be half another by now. The format is told in
+early accuses a rank that is late by that moment; a judge looks at ranks that have waited for long.
+Of the ring the oldest entry is left out: it may be half another by now. The format is told in
 `rankwise.drivers.real.worker.call_ring`.
 """
 
@@ -69,7 +69,7 @@ def polls_in_vain(segment: Segment, local_rank: int) -> int:
 def read_call_record(segment: Segment, local_rank: int, first_rank: int) -> CallRecord | None:
     """What a worker has entered, as a call record of a rank that lives or is done.
 
-    None for one that enters nothing: who has made no call may yet be one that will.
+    None for one that enters nothing: a rank that has made no call may yet make one.
     """
     head = head_of(segment, local_rank)
     if not head[HEAD_PID]:

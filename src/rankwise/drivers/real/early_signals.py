@@ -20,7 +20,7 @@ _OWN_CODE = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
 
 
 def catch_early() -> None:
-    """Hear all signals of a launcher: each ends it with a line, or does nothing yet."""
+    """Handle all signals of a launcher: each ends it with a line, or does nothing yet."""
     end_on_interrupt()
     outlive_user_signals()
     end_on_sigterm()

@@ -1,18 +1,18 @@
 """A 32-bit word in shared memory that processes sleep on, with the kernel as its atomics.
 
-Python has no atomic read-modify-write and no memory fence. Linux has both behind one system
-call: `FUTEX_WAKE_OP` adds to a word *atomically*, in the kernel, and wakes sleepers in the same
-breath. So a `FutexWord` may have many writers, all of them through `add`, and nobody loses a
-count; plain stores to it are forbidden.
+Python has no atomic read-modify-write and no memory fence. Linux has both behind one system call:
+`FUTEX_WAKE_OP` adds to a word *atomically*, in the kernel, and wakes sleepers in the same breath.
+So a `FutexWord` may have many writers, all of them through `add`, and no count is lost; plain
+stores to it are forbidden.
 
-Memory model. What a process stored before `add` is visible to a process that has seen the sum:
+Memory model. A store of a process before `add` is visible to a process that has seen the sum:
 
 - The kernel's addition is a locked instruction on x86-64, and a store-release followed by
   `dmb ish` on aarch64: earlier stores of the caller cannot pass it.
-- `look` is a plain aligned 32-bit load, which no machine tears. Under x86's total store order
-  later loads stay behind it. aarch64 may satisfy them early, so there `look` is followed by a
-  system call with a full barrier in it (`FUTEX_WAKE` on a word that nobody sleeps on: the kernel
-  must order the caller's stores against its own look for sleepers).
+- `look` is a plain aligned 32-bit load, which no machine tears. Under x86's total store order later
+  loads stay behind it. aarch64 may satisfy them early, so there `look` is followed by a system call
+  with a full barrier in it (`FUTEX_WAKE` on a word without sleepers: the kernel must order the
+  caller's stores against its own look for sleepers).
 - `sleep` compares and falls asleep under the kernel's lock, so an `add` either comes first and
   makes it return at once, or finds the sleeper and wakes it. The waker's stores are visible to
   the woken.
@@ -74,8 +74,8 @@ def _system_calls() -> tuple[int, Any, Any]:
 class FutexWord:
     """One such word, at `offset` in `memory`; it wraps around at 2**32.
 
-    `memory` stays mapped until `release`. The word at `quiet_offset` is one that nobody ever
-    sleeps on; it may be shared by all.
+    `memory` stays mapped until `release`. The word at `quiet_offset` never has a sleeper; it may be
+    shared by all.
 
     Attributes:
         awaited: tells what its sleeper waits for, to those who show it: simulated ranks.
@@ -144,7 +144,7 @@ class FutexWord:
         self._call_fence()
 
     def add(self) -> None:
-        """Add one and wake nobody. A full memory barrier."""
+        """Add one and wake no sleeper. A full memory barrier."""
         if self._call_add() < 0:
             raise self._refused("FUTEX_WAKE_OP")
 
@@ -165,8 +165,8 @@ class FutexWord:
     def sleep(self, seen: int, deadline: Instant) -> None:
         """Sleep while the value is `seen`, until woken, or `deadline`, from `deadline_after`.
 
-        May return early for no reason at all (a signal handler ran, somebody else's wake-up): the
-        caller looks again, at the word and at the clock.
+        May return early for no reason at all (a signal handler ran, another wake-up): the caller
+        looks again, at the word and at the clock.
         """
         # Its own for each sleep: several threads may sleep on one word.
         until = _TimeSpecification(*divmod(deadline, SECOND))
@@ -178,8 +178,8 @@ class FutexWord:
 
     def release(self) -> None:
         """Let go of the memory, so that it can be unmapped; the word is unusable afterwards."""
-        # What held the mapping in place goes; a stray call would now fault in the kernel, which
-        # answers EFAULT, instead of touching memory that belongs to somebody else.
+        # The views that held the mapping in place go; a stray call would now fault in the kernel,
+        # which answers EFAULT, instead of touching memory that belongs to other code.
         del self._cell, self._quiet_cell
         self._address = self._quiet_address = 0
         self._prepare_calls()

@@ -142,7 +142,7 @@ class Gpus:
         def query(name: str, *args: Any) -> Any:
             try:
                 return getattr(nvml, name)(handle, *args)
-            except nvml.NVMLError:
+            except nvml.NVMLError:  # not every device supports every query
                 return None
 
         memory = query("nvmlDeviceGetMemoryInfo")

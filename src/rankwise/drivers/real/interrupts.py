@@ -2,8 +2,8 @@
 
 Python runs a signal's handler between two byte codes of the main thread, wherever that is. A
 handler that raises (Ctrl-C, a time-out by alarm) tears whatever it comes into: words that were read
-from a pipe and that nobody will hear, a task that was queued and never sent. Code that feeds a
-machine therefore shuts the *gate*:
+from a pipe and are then lost, a task that was queued and never sent. Code that feeds a machine
+therefore shuts the *gate*:
 
     call of ours                 shut    a handler that is due waits
       the user's function        open    handlers run at once, wherever they hit
@@ -12,22 +12,19 @@ machine therefore shuts the *gate*:
                                          has been taken in
     back in the program          open    handlers that are due run first
 
-*Replaced.* From the first user of the gate to the last (a tree of chip workers is one while it
-is initialised, a gang while it runs), each handler that is a Python callable is replaced by a
-keeper, which calls it when the gate is open, and else notes that it is due. To replace and put back
-at each call would take a tenth of the time of a small task. Handlers change: a notebook installs
-its own for each cell, a time-out by alarm around a call. So the code that shuts the gate looks
-whether the handlers of the usual signals, and of those that had one before, are still keepers, and
-replaces those that are not. What the program sees: `signal.getsignal` gives the keeper, so that
-`asyncio.run` leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back after its time is
-the handler that it stands for.
+*Replaced.* From the first user of the gate to the last (a tree of chip workers is one while it is
+initialised, a gang while it runs), each handler that is a Python callable is replaced by a keeper,
+which calls it when the gate is open, and else notes that it is due. To replace and put back at each
+call would take a tenth of the time of a small task. To the program, `signal.getsignal` gives the
+keeper, so that `asyncio.run` leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back
+after its time is the handler that it stands for.
 
-*Waits.* A wait sleeps in one system call, which Python begins again after a handler that did not
-raise. So a keeper also calls the gate's *waker*, which makes the call return. The waker is set
-before the wait looks whether something is due, so no handler comes between the two unseen.
+*Waits.* A wait sleeps in one system call; a keeper calls the gate's *waker*, which makes the call
+return. The waker is set before the wait looks whether something is due, so no handler comes between
+the two unseen.
 
 *Threads.* Python runs handlers in the main thread only. So the main thread has one gate, which
-calls inside of calls share, and every other thread one that keeps nobody waiting.
+calls inside of calls share, and every other thread one that is always open.
 
 *What a handler raised* in the user's code must not be taken for what that code raised:
 `came_from_handler` tells. *Where an exception goes nowhere*, since Python calls us when an object
@@ -95,6 +92,7 @@ class _Keeper:
         if not gate.is_shut:
             _thread.start_new_thread(_send_until_handled, (gate,))
         elif gate.waker is not None and not gate.is_patient:
+            # Python begins the system call of a wait again after a handler that did not raise.
             try:
                 gate.waker()
             except OSError:
@@ -137,8 +135,8 @@ class HandlerGate:
         self.is_patient = False
         self.waker: Callable[[], None] | None = None
         self._holders: set[object] = set()
-        """Who has acquired it. Each by itself, and not their number: a handler that raises while
-        somebody acquires or releases it would leave a number wrong for ever."""
+        """Its holders. Each by itself, and not their number: a handler that raises during an
+        `acquire` or `release` would leave a number wrong for ever."""
         self._watched = _ASKING
         """Those that had a handler once, too."""
         self._found: list[Any] = []
@@ -150,10 +148,12 @@ class HandlerGate:
         In a `finally`, make `is_shut` what it was before; and then, if that is open, `run_due`.
         """
         self.is_shut = True
+        # Handlers change: a notebook installs its own for each cell, a time-out by alarm around a
+        # call.
         if self._holders and self is _main and [*map(_handler_of, self._watched)] != self._found:
             try:
                 self._replace_handlers()
-            except BaseException:  # a handler that nobody kept yet
+            except BaseException:  # a handler that was not kept yet
                 self.is_shut = False
                 raise
 
@@ -180,7 +180,7 @@ class HandlerGate:
             yield self
         finally:
             self._holders.discard(holder)
-            # Open before any handler is back that nobody keeps, and that may raise in here.
+            # Open before any handler is back that is not kept, and that may raise in here.
             self.is_shut = was_shut
             try:
                 self.release(holder)
@@ -203,7 +203,7 @@ class HandlerGate:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody has acquired it."""
+        """Whether it has holders."""
         return bool(self._holders)
 
     def acquire(self, holder: object) -> None:
@@ -218,7 +218,7 @@ class HandlerGate:
             self._replace_handlers()
 
     def release(self, holder: object) -> None:
-        """When nobody else has acquired the gate, put the program's handlers back."""
+        """When the gate has no other holder, put the program's handlers back."""
         self._holders.discard(holder)
         if self is _main and not self._holders:
             self._put_back()
@@ -324,12 +324,12 @@ os.register_at_fork(after_in_child=_note_main_thread)
 
 
 def gate_here() -> HandlerGate:
-    """The gate of this thread: in others than the main one, one that nobody ever waits at."""
+    """The gate of this thread: in others than the main one, a new one, which is always open."""
     return _main if threading.get_ident() == _main_thread else HandlerGate()
 
 
 def without_handlers(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate what Python calls when an object ends: what is raised in there reaches nobody.
+    """Decorate what Python calls when an object ends: what is raised in there is lost.
 
     The gate is shut meanwhile, and a signal that has come is sent again when it has returned.
     """
@@ -360,7 +360,7 @@ def _is_without_handlers(frame: FrameType | None) -> bool:
 
 
 def _send_until_handled(gate: HandlerGate) -> None:
-    """Send the signals that are due again, from a thread of its own, until the main one has heard.
+    """Send the signals that are due again, from a thread, until the main one handles them.
 
     One that comes between its last look and its sleep does not wake it up, so once is not enough.
     """
@@ -380,7 +380,7 @@ def write_to_reader(fd: int, data: bytes) -> None:
 
     The pipe must have no other writer than this here when it comes to its end, so none is kept.
     """
-    with suppress(BlockingIOError):  # it is full: nobody sleeps there
+    with suppress(BlockingIOError):  # it is full: the thread is awake
         writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(writer, data)

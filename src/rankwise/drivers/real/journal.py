@@ -2,8 +2,8 @@
 
 One line per stimulus, `{"at": ns, "wall": "2026-11-22T23:20:23.750123Z", "machine": "agent",
 "number": 7, "stimulus": {"type": …, …}}`, and one per effect, with `"cause": 7` and `"effect"`
-instead. What was recorded besides, of which nothing follows, is a line with `"record"`. A full disk
-must not end a job, so a journal that cannot be written any more says so once and falls silent.
+instead. A record, from which nothing follows, is a line with `"record"`. A full disk must not end a
+job, so a journal that cannot be written any more says so once and falls silent.
 """
 
 import os

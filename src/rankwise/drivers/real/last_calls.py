@@ -1,7 +1,7 @@
 """The call that each worker began last, and whom it waits for, from their call records.
 
-`call_rings` reads whole call records, for who judges them. Who only looks on, as `rankwise top`
-does every second, needs one entry of each, and the table of groups.
+`call_rings` reads whole call records, to judge them. An onlooker, as `rankwise top` is every
+second, needs one entry of each, and the table of groups.
 """
 
 import os
@@ -90,8 +90,8 @@ def awaited(
 ) -> dict[int, tuple[int, Instant]]:
     """The workers for which others wait in calls: how many wait, and since when the first does.
 
-    A worker that stands in a call itself is awaited by nobody: it waits. So is one of a group that
-    it shares with none of those that wait.
+    A worker that stands in a call itself is not awaited: it waits. So is one of a group that it
+    shares with none of those that wait.
     """
     standing = {
         rank: call

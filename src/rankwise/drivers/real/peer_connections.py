@@ -6,8 +6,8 @@ those are, no library tells. The kernel does: both ends of a connection within o
 `/proc/net/tcp`, each with the inode of its socket, and `/proc/PID/fd` says whose sockets these are.
 So a connection to a database, or to a service that watches the training, is left alone.
 
-Of a connection to another machine nobody can tell whose other end it is. Among several nodes those
-are ended that the process has opened, or accepted, since it was last asked (`connections`).
+The process at the other end of a connection to another machine is unknown. Among several nodes
+those are ended that the process has opened, or accepted, since it was last asked (`connections`).
 """
 
 import os
@@ -47,7 +47,7 @@ def end_connections_to(pids: Iterable[int], but_for: frozenset[int] | None = Non
     count = 0
     for inode, descriptor in _sockets_of(os.getpid()).items():
         end = inodes.get(inode)
-        if end is None or end.there.endswith(_NO_PORT):  # nobody is at the other end: it listens
+        if end is None or end.there.endswith(_NO_PORT):  # it listens: there is no other end
             continue
         is_new = but_for is not None and inode not in but_for
         if is_new or by_end.get(_End(end.there, end.here)) in theirs:

@@ -1,16 +1,16 @@
 """The real process host: a gang's orders become processes, pipes and signals.
 
-Who owns what: the guardian (or the fork server) owns the processes; this object owns the agent's
-ends of their pipes. A `WorkerLink` is one worker of one attempt: its number at the guardian, its
-pipes, and what came through them. Links of an attempt outlive its workers until every pipe has
-been read to its end, so that nothing that was written is lost.
+The guardian (or the fork server) owns the processes; this object owns the agent's ends of their
+pipes. A `WorkerLink` is one worker of one attempt: its number at the guardian, its pipes, and what
+came through them. Links of an attempt outlive its workers until every pipe has been read to its
+end, so that nothing that was written is lost.
 
-Order is kept where it matters: when a worker's exit is heard of, its report, result and output
-pipes are emptied first, so the gang learns what a worker reported before it learns that the
-worker has ended.
+Order is kept where it matters: before a worker's exit is handled, its report, result and output
+pipes are emptied first, so the gang learns what a worker reported before it learns that the worker
+has ended.
 
-What any worker has said on its line is heard before the failure of another: it may have
-offered to be called again, and the failure would end it otherwise.
+A message on a worker's line is handled before the failure of another: it may have offered to be
+called again, and the failure would end it otherwise.
 
 - A worker dies: the guardian says so; see above.
 - Its parent does not say so, since it is stopped: the agent sees it by itself, and how it ended.
@@ -87,14 +87,14 @@ class RealProcessHost:
 
     Args:
         reactor: waits for everything.
-        clock: tells when something was heard.
+        clock: tells when a fact arrives.
         guardian: the parent of all processes.
         spawner: whom to ask for workers: the guardian, or a fork server beneath it.
         planner: knows what to run.
         flow: keeps the output streams moving.
         deliver: takes the stimuli.
         last_progress: tells when any worker last made progress.
-        on_hang: is shown where every rank stands, before the gang hears that it was looked at.
+        on_hang: is shown where every rank stands, before the gang gets the look at it.
         on_calls: is told that a rank enters its calls in its call record from now on.
         on_ledger_off: is told why a rank cannot enter its calls, or not all.
         on_recorded: is told what the recorder of torch has in a worker, by its local rank.
@@ -125,7 +125,7 @@ class RealProcessHost:
         keeps_children: bool = False,
     ) -> None:
         self.has_survivors = False
-        """Whether a process that nobody can kill, or find, may hold a pipe open for ever."""
+        """Whether a process that cannot be killed, or found, may hold a pipe open for ever."""
         self.left_behind: Mapping[int, str] = {}
         """What the last sweep has found alive, and killed or kept: command lines by pid."""
         self.errors: dict[int, ErrorRecord] = {}
@@ -201,8 +201,8 @@ class RealProcessHost:
                 link.was_stopped = link.pid is not None and is_stopped(link.pid)
             if signal == SIGTERM and _is_dying(link):
                 self._deliver(DumpsLooked(attempt, (local_rank,)))
-            # What is left of the group is swept. A kill of all would take along the resource
-            # tracker of multiprocessing, which has yet to remove the worker's shared memory.
+            # The rest of the group is swept. A kill of all would take along the resource tracker of
+            # multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
             if signal != SIGKILL:
                 # A process that is stopped (SIGSTOP, a debugger) takes it only when it goes on.
@@ -218,7 +218,7 @@ class RealProcessHost:
     def pass_on(self, signum: int, on_passed: Callable[[list[int], list[int]], None]) -> None:
         """Send a signal to the workers that catch it, and not to what they have started.
 
-        A worker that has been ordered may run before we hear of its process. So the signal waits
+        A worker that has been ordered may run before its process is known here. So the signal waits
         until each order has an answer.
 
         Args:
@@ -294,7 +294,7 @@ class RealProcessHost:
         return tuple(rank for rank, pid in sorted(self.living().items()) if is_stopped(pid))
 
     def note_ends(self) -> None:
-        """Note which workers have ended by now, whatever is heard of them only later."""
+        """Note which workers have ended by now, though their exits are handled only later."""
         for number in () if self._ends is None else self._ends.take():
             self._on_end_seen(self._links[number])
 
@@ -389,8 +389,7 @@ class RealProcessHost:
             ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
             link.exit_code = code
             for speaker in list(self._current.values()) if code != 0 else ():
-                # What workers have said before may explain this exit, and must reach the gang
-                # first.
+                # Earlier messages of workers may explain this exit, and must reach the gang first.
                 self._on_recovery_message(speaker)
             self._on_over(link)
             exiting = self._word_of_exit(link, code)
@@ -430,11 +429,11 @@ class RealProcessHost:
             self._close_process(link)
             self._empty_pipes(link)
             self._forget_if_done(link)
-        self._pass_on_all()  # before another attempt has workers that nobody has heard of
+        self._pass_on_all()  # before another attempt has workers that are not known here
         self._deliver(Swept(attempt, survivors, spares))
 
     def on_ready(self, details: Mapping[str, Any]) -> None:
-        """Tell of imports that failed. Nobody waits for this: orders queue in the socket."""
+        """Tell of imports that failed. Nothing waits for this: orders queue in the socket."""
         for module, error in details.get("failed", {}).items():
             self._on_preload_failure(module, error)
 
@@ -518,7 +517,7 @@ class RealProcessHost:
         self._reactor.call_at(after(ended_at, EXIT_NEWS_PATIENCE), find_out)
 
     def _on_over(self, link: WorkerLink) -> None:
-        """Take what a worker that has ended left in its pipes, before anybody hears of its end."""
+        """Take what a worker that has ended left in its pipes, before its end is passed on."""
         link.is_over = True
         self._close_line(link)
         self._close_process(link)
@@ -642,7 +641,7 @@ class RealProcessHost:
 
 
 def _is_dying(link: WorkerLink) -> bool:
-    """Whether a signal is ending a worker, of which nobody has told yet."""
+    """Whether a signal is ending a worker whose exit has not arrived yet."""
     return not link.is_over and link.process is not None and link.process.is_dying
 
 
@@ -658,7 +657,7 @@ def _is_starting(link: WorkerLink) -> bool:
 def _ordered_worker(
     local_rank: int, attempt: int, planner: WorkerPlanner, spawner: Connection
 ) -> WorkerLink:
-    """Order a worker from who makes its process, with new pipes, of which the link has our ends.
+    """Order a worker, with new pipes, of which the link has our ends.
 
     Raises:
         OSError, RankwiseError: it cannot be had; nothing of it is left.

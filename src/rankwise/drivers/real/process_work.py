@@ -27,7 +27,7 @@ class ProcessWork(msgspec.Struct, frozen=True):
 
     Attributes:
         main_time: CPU time of its main thread.
-        main_waited: for how long that was ready to run and had no CPU; 0 where nobody counts.
+        main_waited: for how long that was ready to run and had no CPU; 0 where it is not counted.
         helper_times: CPU time of all other threads, by number of the thread; and of children that
             have ended, by the negative number of the process that waited for them.
         byte_count: what all have read and written.
@@ -111,7 +111,7 @@ def usage_of(pid: int) -> tuple[Duration, int] | None:
 
 
 def cpu_wait_of(pid: int) -> Duration | None:
-    """How long a process's main thread was ready to run and had no CPU; None if nobody counts."""
+    """How long a process's main thread was ready to run and had no CPU; None if not counted."""
     counted = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     return Duration(int(counted[1])) if counted else None
 
@@ -151,8 +151,9 @@ def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 def _children(since: int = 0) -> dict[int, list[int]]:
     """The children of every process that began at that tick or later, by parent.
 
-    Not every kernel tells a process's own. Who has lost its parent, as what a shell has left in the
-    background, is a child of the leader of its session: of the rank, unless it began a session.
+    Not every kernel tells a process's own. A process without its parent, as one that a shell has
+    left in the background, is a child of the leader of its session: of the rank, unless it began a
+    session.
     """
     family = {pid: (int(fields[1]), int(fields[3]), fields) for pid, fields in _processes()}
     children: dict[int, list[int]] = {}
@@ -230,6 +231,6 @@ def _read(path: str) -> bytes:
     try:
         return os.read(fd, 4096)
     except OSError:
-        return b""  # it has ended meanwhile, or belongs to somebody else
+        return b""  # it has ended meanwhile, or belongs to another user
     finally:
         os.close(fd)

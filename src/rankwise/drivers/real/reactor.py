@@ -56,7 +56,7 @@ class Reactor:
         self._timers: list[tuple[Instant, int, ReactorTimer]] = []
         self._sequence = count()
         self._posted: deque[Callback] = deque()
-        # Guards the wake-up pipe's life: its number may be somebody else's once it is closed.
+        # Guards the wake-up pipe's life: its number may be another file's once it is closed.
         self._lock = RLock()  # a signal handler may post, too
         self._is_closed = False
         # Non-blocking, since a thousand posts need only one byte in the pipe.
@@ -109,7 +109,7 @@ class Reactor:
         """Call back in the reactor's thread; the one call that any thread may make."""
         with self._lock:
             if self._is_closed:
-                return  # there is nobody left to wake
+                return  # the loop has ended
             self._posted.append(callback)
             with suppress(BlockingIOError):  # the pipe is full of wake-ups already
                 os.write(self._wake_write, b"\0")

@@ -1,9 +1,9 @@
 """The line between an agent and a worker that can be recovered: words both ways, and descriptors.
 
-A socket pair for each worker, made where restarts are left to be used. One message is one word,
-and the kernel keeps them apart (SOCK_SEQPACKET). The agent never waits on it: there are a few
-words per attempt, far less than the socket holds, and one that cannot be sent is for a worker that
-is dying. What the words mean is told in `rankwise.core.gang.vocabulary`.
+A socket pair for each worker, made where restarts are left to be used. One message is one word, and
+the kernel keeps them apart (SOCK_SEQPACKET). The agent never waits on it: there are a few words per
+attempt, far less than the socket holds, and one that cannot be sent is for a worker that is dying.
+`rankwise.core.gang.vocabulary` explains the words.
 """
 
 import os
@@ -56,7 +56,7 @@ def new_line() -> tuple[socket.socket, socket.socket]:
 def take_words(line: socket.socket) -> tuple[list[WorkerWord], bool]:
     """For the agent: what has been said by now, and whether the line has ended.
 
-    What cannot be read is left out: the program has written to a descriptor that is not its own.
+    Unreadable words are left out: the program has written to a descriptor that is not its own.
     """
     words: list[WorkerWord] = []
     while True:
@@ -73,7 +73,7 @@ def take_words(line: socket.socket) -> tuple[list[WorkerWord], bool]:
 
 
 def tell(line: socket.socket, word: AgentWord, descriptors: tuple[int, ...] = ()) -> None:
-    """For the agent: say a word. Nobody hears it if the worker is dying."""
+    """For the agent: say a word. A dying worker does not read it."""
     with suppress(OSError):
         socket.send_fds(line, [msgspec.json.encode(word)], descriptors)
 
@@ -92,7 +92,7 @@ def attach_line(fd: int) -> socket.socket | None:
 
 
 def say(line: socket.socket, word: WorkerWord) -> None:
-    """For a worker: say a word. An agent that does not hear it is dead, and so are we soon."""
+    """For a worker: say a word. An agent that does not read it is dead, and so are we soon."""
     with suppress(OSError):
         line.send(msgspec.json.encode(word))
 

@@ -20,6 +20,7 @@ from rankwise.drivers.real.report_pipe import (
     ReportedCall,
     ReportedGroup,
 )
+from rankwise.drivers.real.worker.torch_calls import OF_ONE_SIZE
 
 FROM_CPP = "begun by C++"
 _SLACK = 20 * MICROSECOND
@@ -116,11 +117,12 @@ def _call(call: ReportedCall, group: ReportedGroup, seen: CallRecord, first: int
     entered = _entered(call, group, seen)
     if entered is not None and entered.stage is Stage.FAILED:
         stage = Stage.FAILED  # to the recorder a call is over, too, when it has failed
+    called = _signature(call.signature)
     return Call(
         group=group.name,
         number=call.number,
-        signature=_signature(call.signature) if entered is None else entered.signature,
-        match=call.match,
+        signature=called if entered is None else entered.signature,
+        match=called.agreed(has_one_size=called.operation in OF_ONE_SIZE).checksum,
         place=FROM_CPP if entered is None else entered.place,
         begun_at=Instant(call.begun_at),
         stage=stage,

@@ -19,16 +19,16 @@ from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store
 
 GOODBYE_PATIENCE_S = 5.0
-"""How long `close` waits for the store to hear the goodbye; the lease tells the rest."""
+"""How long `close` waits for the store to take the goodbye; the lease tells the rest."""
 
 
 class RendezvousThread:
     """Turns one machine.
 
     Args:
-        rendezvous: the machine; nobody else may feed it.
+        rendezvous: the machine; it has no other feeder.
         store: where its nodes meet; belongs to the thread from now on.
-        clock: tells when something was heard.
+        clock: tells when a fact arrives.
         on_notification: is told, in the thread, what concerns the agent.
     """
 

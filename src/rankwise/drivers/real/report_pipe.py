@@ -54,7 +54,6 @@ class ReportedCall(msgspec.Struct, frozen=True):
     begun_at: int
     number: int
     signature: RawSignature
-    match: int
     is_over: bool
 
 
@@ -121,8 +120,8 @@ _decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 class ReportPipe:
     """The agent's end of one worker's report pipe: bytes in, reports out, text kept.
 
-    Records that cannot be read, cut by death or not ours, are left out without a word: the
-    worker's exit tells of its death, and nobody could do anything about the record.
+    Records that cannot be read, cut by death or not ours, are left out without a word: the worker's
+    exit tells of its death, and a report about the record would not help.
     """
 
     def __init__(

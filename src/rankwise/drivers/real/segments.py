@@ -2,15 +2,15 @@
 
 The agent makes one segment per attempt and hands its descriptor to every worker
 (`RANKWISE_SEGMENT_FD`). It is an anonymous memfd: it has no name, appears in no directory, and is
-gone when the last process that holds it is. It is sparse: what nobody touches costs nothing, so
-a program without collectives pays for none. It is sealed, so that no worker can shrink it under
-the others.
+gone when the last process that holds it is. It is sparse: untouched memory costs nothing, so a
+program without collectives pays for none. It is sealed, so that no worker can shrink it under the
+others.
 
 Layout (native byte order, offsets from `SegmentLayout`):
 
     identity     magic, version, worker count, bytes of a buffer, bytes in all
     arrivals     the futex word that all ranks count up and sleep on (see futex.py)
-    quiet        a word that nobody sleeps on
+    quiet        a word without sleepers
     stopping     two words by which ranks agree on the step to stop at (see stop_words.py)
     deaths       u32 per worker, written by the agent: 1 when it is gone
     withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation, 2
@@ -112,7 +112,7 @@ class SegmentLayout(msgspec.Struct, frozen=True):
 
     @property
     def quiet(self) -> int:
-        """The word that nobody sleeps on."""
+        """The word without sleepers."""
         return self.base + 2 * _CACHE_LINE
 
     @property
@@ -222,7 +222,7 @@ class Segment:
     def within(cls, memory: mmap, layout: SegmentLayout) -> Self:
         """The part of larger memory that begins at `layout.base`; the memory stays its owner's.
 
-        It has no identity: who lays out the larger memory says where a segment is, and how large.
+        It has no identity: the layout of the larger memory says where a segment is, and how large.
         """
         return cls(-1, layout, owns_fd=False, memory=memory)
 
@@ -233,7 +233,7 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int) -> Self:
-        """Use a segment that somebody else made; the descriptor stays the caller's."""
+        """Use a segment of another process; the descriptor stays the caller's."""
         try:
             status = os.fstat(fd)
             identity = os.pread(fd, _IDENTITY.size, 0) if S_ISREG(status.st_mode) else b""
@@ -299,8 +299,8 @@ class Segment:
 
         Ranks that wait for it raise `PeerDied`; to those that wait for nothing from it, nothing
         happens, so marking workers that ended well is right too. While no rank has entered its
-        ledger nobody can be asleep, and ringing, whose first time imports ctypes, is left out: who
-        enters later looks at the deaths before it sleeps.
+        ledger no rank can be asleep, and ringing, whose first time imports ctypes, is left out: one
+        that enters later looks at the deaths before it sleeps.
         """
         if not 0 <= local_rank < self.worker_count:
             raise ConfigError(
@@ -342,7 +342,7 @@ class Segment:
         return place - 1 if place else None
 
     def steps(self) -> int | None:
-        """How many steps the farthest worker has begun; None where nobody counts them."""
+        """How many steps the farthest worker has begun; None where they are not counted."""
         return max(ledger[LEDGER_STEPS] for ledger in self._read_ledgers()) or None
 
     def takes_sigterm(self, local_rank: int) -> bool:

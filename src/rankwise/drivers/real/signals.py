@@ -26,8 +26,8 @@ class SignalPipe:
     `is_active` says so.
 
     Attributes:
-        late: when it was left, the signals that nobody has taken.
-        on_arrival: called in the main thread with each signal, where nobody waits for the pipe.
+        late: when it was left, the signals that were not taken.
+        on_arrival: called in the main thread with each signal, while the pipe is not waited for.
     """
 
     def __init__(self, signals: Iterable[int]) -> None:
@@ -103,8 +103,8 @@ class SignalPipe:
     def take(self) -> list[int]:
         """The caught signals in the order of their arrival.
 
-        Signals that belong to somebody else, such as the event loop of a notebook which had the
-        wake-up descriptor before us, are passed on to them.
+        Signals that belong to others, such as the event loop of a notebook which had the wake-up
+        descriptor before us, are passed on to them.
         """
         try:
             numbers = os.read(self._pipe[0], 4096)
@@ -118,7 +118,7 @@ class SignalPipe:
 
 
 def is_default(signum: int) -> bool:
-    """Whether a signal does what it does by default: nobody handles or ignores it."""
+    """Whether a signal does what it does by default: it is not handled and not ignored."""
     return signal.getsignal(signum) is signal.SIG_DFL
 
 

@@ -15,14 +15,14 @@ from rankwise.ports.clock import Clock
 STACKS_QUIET = Duration(60 * MILLISECOND)
 """Stacks are complete when nothing more has come for this long."""
 STACKS_PATIENCE = Duration(600 * MILLISECOND)
-"""How long a worker may take to begin printing its stacks: it may be stopped or swapped out.
-Less than `GangSpec.stacks_timeout`, so that the others' stacks are shown before anybody dies."""
+"""How long a worker may take to begin printing its stacks: it may be stopped or swapped out. Less
+than `GangSpec.stacks_timeout`, so that the others' stacks are shown before any rank dies."""
 
 OnDone = Callable[[dict[int, str]], None]
 
 
 class _Request(msgspec.Struct):
-    """Somebody waits for the stacks of these workers."""
+    """A request for the stacks of these workers."""
 
     waiting: set[int]
     on_done: list[OnDone]
@@ -55,7 +55,7 @@ class StacksCollection:
     def collect(self, on_done: OnDone) -> None:
         """Ask all workers that can answer; call back with text by local rank."""
         if self._request is not None:
-            # They are being collected already: everybody gets the same.
+            # They are being collected already: all callers get the same.
             self._request.on_done.append(on_done)
             return
         ready = [link for link in self._links.values() if link.is_ready and not link.is_over]
@@ -63,7 +63,7 @@ class StacksCollection:
         for link in ready:
             link.reports.take_stacks()  # what an earlier request left is not part of the answer
             self._ask(link)
-        # By a timer even with nobody to ask: who calls must not be called back from inside its
+        # By a timer even with no worker to ask: a caller must not be called back from inside its
         # call.
         self._expect(request, STACKS_PATIENCE if ready else Duration(0))
 

@@ -3,7 +3,7 @@
 A rank *begins a step* whenever it asks whether to stop, and counts them in its ledger. Then:
 
 ```
- phase 0: nobody stops    the answer is no, at once
+ phase 0: no stop         the answer is no, at once
    │ agent: `ask`, which tells the first step that none of them has begun
  phase 1: asked           the rank sleeps on `phase`
    │ agent: `decide(step)`, the latest of those that the nodes were told
@@ -13,11 +13,9 @@ A rank *begins a step* whenever it asks whether to stop, and counts them in its 
 The decision waits for no rank. It must not: a rank that sleeps has begun its step and may have to
 communicate in it with one that has had its answer already, and which comes to its next step only
 when they have. So what counts is which steps were begun before the ranks were asked: no rank was
-told to go on with a later one. That holds since a rank counts its step before it looks at `phase`,
-with a fence between the two, and the agent changes `phase` before it looks at the counts.
+told to go on with a later one.
 
-`phase` is a futex word, counted up by the agent; `stop_at` is stored before `phase` says that it is
-there. An agent that dies takes its ranks along, so nobody sleeps for ever.
+An agent that dies takes its ranks along, so no rank sleeps for ever.
 """
 
 from collections.abc import Collection
@@ -59,6 +57,7 @@ class StopWords:
         """
         if self._phase.look() < ASKED:
             self._phase.add_and_wake()
+        # Read after `phase` has changed: a rank that has not counted its step yet will see that.
         return 1 + max(
             (self._ledgers[rank * LEDGER_WORDS + LEDGER_STEPS] for rank in local_ranks), default=0
         )
@@ -66,7 +65,7 @@ class StopWords:
     def decide(self, step: int) -> None:
         """For the agent: let the ranks go on to `step`, and stop there."""
         if self._phase.look() == ASKED:
-            self._stop_at[0] = step
+            self._stop_at[0] = step  # before `phase` says that it is there
             self._phase.add_and_wake()
 
     def uses_steps(self, local_rank: int) -> bool:
@@ -91,6 +90,7 @@ class StopWords:
         self._ledgers[ledger + LEDGER_MOVED_AT] = now
         self._ledgers[ledger + LEDGER_TAKES_SIGTERM] = takes_sigterm
         self._ledgers[ledger + LEDGER_STEPS] = step
+        # The step is counted before `phase` is read: either the agent sees it, or this rank sleeps.
         self._phase.fence_stores()
         phase = self._phase.look()
         if phase == 0:

@@ -9,8 +9,8 @@ reactor's thread. Nothing is polled: a thread sleeps until there is an order, or
 - An order that has waited for longer than a request may take is answered `RequestFailed` without
   being tried: its answer would come too late for the machine to believe in.
 - A watch whose store does not answer goes on trying for as long as it is wanted.
-- What a store should never raise (a bug of ours, or of a plug-in) is raised in the reactor's
-  thread, where it ends the run with its traceback instead of one thread in silence.
+- An exception that a store should never raise (a bug of ours, or of a plug-in) is raised in the
+  reactor's thread, where it ends the run with its traceback instead of one thread in silence.
 - `close` closes the store, which wakes every thread, and waits for them to end.
 """
 
@@ -96,7 +96,7 @@ class _Followed:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody still listens."""
+        """Whether it still has a listener."""
         return not self._ended.is_set()
 
     def end(self) -> None:
@@ -163,7 +163,7 @@ class StoreClient:
         """Close the store and end all threads; no answer is delivered any more.
 
         Args:
-            has_last_words: whether a store that lives here waits until others have heard them.
+            has_last_words: whether a store that lives here waits until others have read them.
         """
         if has_last_words:
             self._close(None, None, None)

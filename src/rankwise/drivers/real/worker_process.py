@@ -2,10 +2,10 @@
 
 A worker's parent makes it and tells of its end. But a parent can be stopped, or stuck in an import,
 and then neither carries out an order nor says a word. So the agent holds a pidfd of each worker:
-with it, it sends signals itself, and sees an end of which nobody tells.
+with it, it sends signals itself, and sees an end without a message about it.
 
 Only a parent may wait for a process. While it does not, the process stays a zombie, and the kernel
-shows everybody how it ended.
+shows every process how it ended.
 """
 
 import os
@@ -21,7 +21,7 @@ _PF_SIGNALED = 0x400
 
 
 class WorkerProcess:
-    """A process that somebody else has made. `fileno` is readable once it has ended.
+    """A process that another one has made. `fileno` is readable once it has ended.
 
     Raises:
         ProcessLookupError: it has ended, and its end has been seen by its parent.

@@ -1,6 +1,6 @@
 """A simulated world for one node: a cluster of one, whose agent is alone.
 
-What workers do is written as programs; what goes wrong beside that, as in every cluster.
+Workers follow programs; faults are as in every cluster.
 """
 
 from collections.abc import Callable

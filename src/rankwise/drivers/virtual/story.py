@@ -1,7 +1,7 @@
 """An agent's journal as a story of its workers: one line per fact or order, alike ones gathered.
 
 `<` is what the agent was told, `>` what it ordered; instants count from the journal's first line.
-What the agent settles with its node and with the others is left out.
+The agent's exchanges with its node and with the others are left out.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

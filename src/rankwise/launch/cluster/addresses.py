@@ -26,7 +26,7 @@ def own_address(endpoint: str) -> str:
     """This node's address on the way to `endpoint`: what the kernel would send from.
 
     No name of this host is looked up and nothing is sent. Without an endpoint, or one on this very
-    host, the others are on this host as well. While nobody knows the endpoint's name, it is the
+    host, the others are on this host as well. While the endpoint's name is unknown, it is the
     address on the way to anywhere else.
     """
     host = split_endpoint(endpoint.split(",", maxsplit=1)[0])[0] if endpoint else "localhost"

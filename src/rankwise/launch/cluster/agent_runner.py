@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
     from rankwise.launch.cluster.metrics import AgentSnapshot
     from rankwise.launch.cluster.probe import Probe
-    from rankwise.launch.looking.hang_watch import NodesAnswer
+    from rankwise.launch.looking.hang_explanation import NodesAnswer
 
 NEVER = Instant(1 << 63)
 _OF_PROCESSES = (WorkerSpawned, RecoveryMessageSent, WorkerExited)
@@ -148,7 +148,7 @@ class AgentRunner:
 
     @property
     def lineup(self) -> str:
-        """Who is in the present round, and what has changed; empty while there is none."""
+        """The nodes of the present round, and what has changed; empty while there is none."""
         world = self._agent.world
         if world is None or self._agent.spec.is_alone:
             return ""
@@ -209,7 +209,7 @@ class AgentRunner:
 
     def nodes_answered(self, answered: InquiryAnswered) -> "NodesAnswer | None":
         """That answer with the names of nodes; None if the round is over."""
-        from rankwise.launch.looking.hang_watch import NodesAnswer  # noqa: PLC0415  # rare
+        from rankwise.launch.looking.hang_explanation import HangExplanation, NodesAnswer  # noqa: PLC0415  # rare
 
         world = self._agent.world
         if world is None:
@@ -220,7 +220,7 @@ class AgentRunner:
         silent = tuple(names.get(node, node) for node in answered.silent)
         if not answered.in_time:
             silent = others
-        return NodesAnswer(answered.text, others, silent)
+        return NodesAnswer(HangExplanation(answered.text, answered.identity), others, silent)
 
     def wake(self) -> None:
         """Let a deadline that has passed take effect."""
@@ -258,7 +258,8 @@ class AgentRunner:
         )
 
         def close(*exc_info: object) -> None:
-            # Who leaves before there is a verdict has nothing to tell that would end the others.
+            # A node that leaves before there is a verdict has nothing to tell that would end the
+            # others.
             client.close(has_last_words=self._is_over() and not any(exc_info))
 
         parts.stack.push(close)

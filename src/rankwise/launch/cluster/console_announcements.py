@@ -130,7 +130,7 @@ def round_line(world: World, kept: int = 0) -> str:
 
 
 def lineup_text(world: World) -> str:
-    """Who is in a round, what has changed since the one before, and why."""
+    """The nodes of a round, what has changed since the one before, and why."""
     count, lineup = len(world.members), world.lineup
     hosts = ", ".join(lineup.hosts[:SHOWN_MAX])
     more = f" and {count - SHOWN_MAX} more" if count > SHOWN_MAX else ""
@@ -160,7 +160,7 @@ def fields_of_round(world: World) -> dict[str, Any]:
 
 
 def stop_line(announcement: AnnounceStop) -> str:
-    """Say that this node has heard that it has to stop, and what follows."""
+    """Say that this node has been asked to stop, and what follows."""
     signal = announcement.signal
     who = "asked to stop" if signal is None else SIGNAL_NAMES.get(signal, f"signal {signal}")
     who = "the time limit is over" if signal == TIME_LIMIT_SIGNAL else who

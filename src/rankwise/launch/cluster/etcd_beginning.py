@@ -4,7 +4,7 @@ A member that has lost its data must not go on under its name as if it had just 
 would vote again on what it has voted on before. So it asks the other two, at the peers' ports,
 which answer without a quorum too:
 
-- *nobody runs there*, or *nobody has ever heard of this member*: the cluster is being founded.
+- *no member runs there*, or *none knows of this member*: the cluster is being founded.
 - *it has served before*: its place is removed and added again, under a new number, which has
   promised nothing. That needs the others' quorum, and etcd refuses it where it would cost them
   theirs, or while they have not known each other for five seconds: it is tried again.
@@ -12,8 +12,8 @@ which answer without a quorum too:
 - *neither of the two can be reached, or one does not answer*: it waits. To found a cluster needs
   one of them as well.
 
-What remains: a member that comes back while both others are not running, though their machines are,
-founds the cluster again together with the first that comes back with its data.
+One case remains: a member that comes back while both others are not running, though their machines
+are, founds the cluster again together with the first that comes back with its data.
 """
 
 import http.client

@@ -1,6 +1,6 @@
 """Whether a node is fit to take part: checked before each round, in a thread.
 
-A node that is not fit would be the root cause of every attempt. What it checks: the directory for
+A node that is not fit would be the root cause of every attempt. It checks that the directory for
 temporary files and the log directory can be written and have room, there is some memory and shared
 memory left, the calendar is not absurd, and whatever commands the user names succeed.
 """

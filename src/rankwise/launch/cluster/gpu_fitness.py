@@ -15,7 +15,7 @@ from rankwise.base.wording import counted
 from rankwise.drivers.real.gpus import GpuReading, require_gpus
 
 FREE_SHARE_MIN = 0.5
-"""Memory that is in use before a round began belongs to somebody else, or was left behind."""
+"""Memory that is in use before a round began belongs to another job, or was left behind."""
 SIZES = (1024, 4096)
 _MODULUS = 7
 

@@ -1,7 +1,7 @@
 """The real node: a process host that knows what else an agent asks of its machine.
 
-What takes long is done in threads, whose results are posted into the reactor: the checks before a
-round, and the wait for ranks that are to stop at one step. Everything else is the process host's.
+Long work is done in threads, whose results are posted into the reactor: the checks before a round,
+and the wait for ranks that are to stop at one step. Everything else is the process host's.
 
 A rank that counts its steps (`rankwise.should_stop`) is not sent the signal by which a job is asked
 to stop while its ranks agree on a step: it would end a step too early. It keeps its grace, and the
@@ -160,7 +160,7 @@ class RealNodeHost:
             return  # its ranks were to stop without the others, who have answered after all
         segment = self._parts.planner.segment
         if segment is None or (segment.steps() is None and not segment.sigterm_takers()):
-            return  # nobody counts steps: the signal is all that the ranks are told
+            return  # no rank counts steps: the signal is all that they get
         from rankwise.drivers.real.stop_words import StopWords  # noqa: PLC0415  # only at a stop
 
         words = self._agreement = StopWords(segment, self._parts.clock)
@@ -212,7 +212,7 @@ class RealNodeHost:
             self._tell_end(exited.local_rank)
 
     def close(self) -> None:
-        """Give the port back, and end the threads that wait, and a check that nobody asks for."""
+        """Give the port back, and end waiting threads and a check that is no longer needed."""
         if self._node_check is not None:
             self._node_check.end()
         self._end_agreement()

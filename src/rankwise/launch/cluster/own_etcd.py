@@ -2,22 +2,21 @@
 
 Every agent is told the same three endpoints, and the one whose machine has an endpoint's address
 runs that member, as a child that dies with it, and whose data are removed with it. Three members
-survive the loss of any one, the first included. What each party's death means:
+survive the loss of any one, the first included. The death of each party:
 
 - *A member ends*: it is started again with its data, as long as its agent lives.
-- *Every process of the job is told to end*, as by SLURM or systemd: the agents are, and need their
-  store to agree where their ranks stop. So a member ignores such signals (`signal_shield`), and
-  ends with its agent.
+- *Every process of the job is told to end*, as by SLURM or systemd: the agents are, and a member
+  ignores such signals, and ends with its agent.
 - *An agent ends*: its member goes with it, and the other two are a quorum. Where the run is over
-  the member stays until the others have heard so, for `LINGER` at most (`own_etcd_end`).
+  the member stays until the others have read so, for `LINGER` at most (`own_etcd_end`).
 - *The agent is started again there*: its member comes back as a new one in the old one's place
   (`etcd_beginning`), so that the quorum is whole again, and another loss is survived.
 - *Two agents of the three are gone at once*: there is no quorum, and the run ends as with any store
   that does not answer.
 
 Both ports require the certificate derived from the run's token, which all nodes have
-(`token_certificate`). Its key is in no file that could outlive the agent. Without the extra
-`rankwise[tls]` etcd requires no certificate, and `rankwise run` warns.
+(`token_certificate`). Without the extra `rankwise[tls]` etcd requires no certificate, and `rankwise
+run` warns.
 """
 
 import os
@@ -188,11 +187,12 @@ class OwnEtcd:
         hosts = [each.host for each in self._places]
         files = self._stack.enter_context(certificate_files(self._token.encode(), hosts))
         self._inherited = tuple(files)
+        # Files without names, which the member inherits: no key outlives the agent.
         certificate, key = (f"/proc/self/fd/{fd}" for fd in files)
         return {"protocol": "https", "cacert": certificate, "cert": certificate, "key": key}
 
     def _guards(self) -> list[str]:
-        """Both ports are for who has the run's certificate, whatever machine that comes from."""
+        """Both ports require the run's certificate, whatever machine that comes from."""
         if not self.settings:
             return []
         certificate, key = self.settings["cert"], self.settings["key"]
@@ -231,6 +231,7 @@ class OwnEtcd:
 
     def _serve_to_the_end(self, nodes: RegisteredNodes) -> None:
         if self._is_over():
+            # The others may have to read the verdict, and need two members for that.
             others = [(each.host, each.port) for each in self._places if each is not self._own]
             nodes.wait_until_none(others, LINGER)
 
@@ -252,7 +253,7 @@ class OwnEtcd:
                 pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
 
     def _run_member(self, command: list[str], log: BinaryIO) -> None:
-        """Start the member, and wait for its end. What a wrapper has started ends with that."""
+        """Start the member, and wait for its end. The processes of a wrapper end with that."""
         self._process = subprocess.Popen(
             command,
             env=_environment(),
@@ -275,6 +276,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _prepare_member(agent: int) -> None:
     die_with_parent(agent)
+    # The agents need their store while they agree where their ranks stop.
     with suppress(OSError):  # where that cannot be done, etcd ends within seconds of a signal
         ignore_for_good(SIGNALS_OF_A_JOB)
 

@@ -1,16 +1,16 @@
 """For how long a member of the run's own etcd serves after the end of the run.
 
-The other nodes may still have to hear of the end, and need two members for that. So an agent that
-knows it waits until no node is registered any more; or until both other members are gone, since
-nobody can be told anything by one alone.
+The other nodes may still have to learn of the end, and need two members for that. So an agent that
+knows it waits until no node is registered any more; or until both other members are gone, since one
+alone serves no request.
 
-Who is registered is followed from the beginning. To ask for it at the end takes two members, and
-the others leave as soon as they know that all have heard: the agents that heard last would wait for
-an election, or in vain. A watch tells what its member knows, and needs no other one. Who has said
-goodbye may not have the answer yet, so there is a moment for that.
+The registered nodes are followed from the beginning. To ask for them at the end takes two members,
+and the others leave as soon as they know that all know it: the last agents to learn it would wait
+for an election, or in vain. A watch tells what its member knows, and needs no other one. A node
+that has said goodbye may not have the answer yet, so there is a moment for that.
 
-A member's death is seen as the end of a connection to its port. What ends a connection of a member
-that lives is its own business: it is connected to again.
+A member's death is seen as the end of a connection to its port. The connection of a member that
+lives may also end for another reason: it is connected to again.
 """
 
 import socket
@@ -49,8 +49,8 @@ class RegisteredNodes:
         self._registered: frozenset[str] | None = None
         """By their keys; None while that is not known."""
         self._is_closed = Event()
-        self._told, self._telling = socket.socketpair()
-        self._telling.settimeout(0)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.settimeout(0)
         self._thread = Thread(target=self._follow, name="rankwise-etcd-nodes", daemon=True)
 
     def __enter__(self) -> Self:
@@ -61,8 +61,8 @@ class RegisteredNodes:
         self._is_closed.set()
         self._store.__exit__(None, None, None)
         self._thread.join()
-        self._told.close()
-        self._telling.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def wait_until_none(self, others: Iterable[tuple[str, int]], patience: Duration) -> None:
         """Return when no node is registered, no member at `others` is alive, or it takes too long.
@@ -74,7 +74,7 @@ class RegisteredNodes:
         ends_at = monotonic() + patience / SECOND
         with ExitStack() as stack:
             selector = stack.enter_context(DefaultSelector())
-            selector.register(self._told, EVENT_READ)
+            selector.register(self._wake_reader, EVENT_READ)
             peers = 0
             for host, port in others:
                 peers += _connect(selector, stack, partial(Names().connect, host, port, PATIENCE_S))
@@ -117,8 +117,8 @@ class RegisteredNodes:
         return not key.startswith((self._keys.done_notes, self._keys.call_records_notes))
 
     def _tell(self) -> None:
-        with suppress(BlockingIOError):  # nobody has read yet what was told before
-            self._telling.send(b"!")
+        with suppress(BlockingIOError):  # the last byte is still unread, and wakes the thread
+            self._wake_writer.send(b"!")
 
 
 def _connect(

@@ -15,7 +15,7 @@ class RendezvousPlan(msgspec.Struct, frozen=True, kw_only=True):
             means that this node is the only one.
         own_etcd: whether the nodes at the endpoints run the members of that etcd.
         own_hosts: which hosts of these endpoints are this machine.
-        rendezvous: who may join, for how long anybody waits, which failures the job survives.
+        rendezvous: which nodes may join, how long one waits, which failures the job survives.
         node_id: what tells this agent apart from all others of the run, on this host too.
         address: this node's own, as the others reach it.
         topology: nodes next to each other in this order get neighbouring ranks.
@@ -58,12 +58,12 @@ class RendezvousPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alone(self) -> bool:
-        """Whether this node meets nobody."""
+        """Whether this node meets no other."""
         return not self.backend
 
     @property
     def is_id_secret(self) -> bool:
-        """Whether nodes know each other by nothing but the run's id, so that nobody is told it."""
+        """Whether the run's id is all that keeps strangers out, so that it is not shown."""
         return self.backend in ("static", "embedded") and not self.has_token
 
 

@@ -1,7 +1,7 @@
 """Asks an agent, from any thread, how it is.
 
 The answer is made in the reactor's thread, for which the asker waits: an agent that is stuck does
-not answer as if it were well. What any process may look up, CPU time and memory, is looked up in
+not answer as if it were well. CPU time and memory, which any process may look up, are looked up in
 the asker's thread.
 """
 

@@ -15,7 +15,7 @@ from rankwise.base.units import SECOND, Duration, duration_from_seconds, parse_d
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 
 RUN_TTL = Duration(2 * 3600 * SECOND)
-"""How long a store remembers a run that nobody leads any more; keys of torch's live as long."""
+"""How long a store remembers a run without a leader; keys of torch's live as long."""
 
 
 class TimingSetting(NamedTuple):
@@ -104,7 +104,7 @@ def split_settings(given: Mapping[str, object], *, label: str = "--rdzv-conf") -
 
 
 def _refuse_typo(key: str, label: str) -> None:
-    """Name a setting of ours that somebody has meant; the store knows only its own."""
+    """Name the setting of ours that was probably meant; the store knows only its own."""
     if meant := nearest(key, [*_DURATIONS, *_KEEP_ALIVE], TYPO_LIKENESS):
         raise ConfigError(f"{label}: there is no {key}", hint=f"did you mean {meant}?")
 

@@ -90,7 +90,7 @@ class Telemetry:
         }
         provider = MeterProvider(
             [PeriodicExportingMetricReader(OTLPMetricExporter())],
-            # What the environment names is the user's will.
+            # The environment's values are the user's will.
             resource=Resource.create().merge(Resource(own)).merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,
         )

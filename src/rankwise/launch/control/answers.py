@@ -70,7 +70,7 @@ class ControlAnswers:
             reply.finish()
 
     def _status(self) -> dict[str, object]:
-        from rankwise.launch.looking.rank_status import ranks_now  # noqa: PLC0415  # nobody may ask
+        from rankwise.launch.looking.rank_status import ranks_now  # noqa: PLC0415  # few runs are asked
 
         gang = self._dispatch.gang
         status: dict[str, object] = {
@@ -153,7 +153,7 @@ class ControlAnswers:
 
 
 def _end_of(outcome: Outcome) -> dict[str, object]:
-    from rankwise.launch.telling.failure_report.sentences import one_line  # noqa: PLC0415  # nobody may ask
+    from rankwise.launch.telling.failure_report.sentences import one_line  # noqa: PLC0415  # few runs are asked
 
     why = one_line(outcome.failures[0]) if outcome.failures else outcome.detail
     return {"state": str(outcome.status), "starts": outcome.attempts, "why": why}

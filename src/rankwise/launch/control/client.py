@@ -29,7 +29,7 @@ _DEATH_PATIENCE_MS = 1_000
 
 
 class RunUnreachable(RankwiseError):
-    """A run did not answer: it has just ended, is stopped, or belongs to somebody else."""
+    """A run did not answer: it has just ended, is stopped, or belongs to another user."""
 
 
 class RunSuspended(RunUnreachable):
@@ -37,7 +37,7 @@ class RunSuspended(RunUnreachable):
 
 
 class NotGenuine(RunUnreachable):
-    """What answers to a run's name is a process of somebody else: there is no such run."""
+    """What answers to a run's name is a process of another user: there is no such run."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, order=True):
@@ -57,7 +57,7 @@ class RunSummary(msgspec.Struct, frozen=True, order=True):
 
 
 def list_runs(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> list[RunSummary]:
-    """The runs of a user (root: of everybody) in this network namespace, ordered by name."""
+    """The runs of a user (root: of all users) in this network namespace, ordered by name."""
     return _listed(uid, table, is_pool=False)
 
 
@@ -89,10 +89,10 @@ def names_of(runs: Sequence[RunSummary], deadline: Instant) -> dict[RunSummary, 
     """What each run is called. One whose id others may not know tells it to its own user."""
     names = {run: run.run_id for run in runs}
     hidden = [run for run in runs if may_hide_id(run.run_id) and not is_suspended(run)]
-    for heard in ask_all(hidden, "status", deadline):
+    for reply in ask_all(hidden, "status", deadline):
         with suppress(RunUnreachable):
-            for line in heard.lines()[:1]:
-                names[heard.run] = line.get("run_id", heard.run.run_id)
+            for line in reply.lines()[:1]:
+                names[reply.run] = line.get("run_id", reply.run.run_id)
     return names
 
 
@@ -145,7 +145,7 @@ def listen_to_all(
     *,
     to_the_end: bool = False,
 ) -> Iterator[tuple[RunSummary, Answer | RunUnreachable]]:
-    """Do so with several agents at once. Why one is not heard any more comes in a line's place.
+    """Do so with several agents at once. An agent that falls silent gives its reason as a line.
 
     With `to_the_end` the whole of each answer is due by the deadline.
     """
@@ -215,7 +215,7 @@ class _Ear:
 
 
 def is_suspended(run: RunSummary) -> bool:
-    """Whether its agent is suspended: it hears nothing until it is resumed."""
+    """Whether its agent is suspended: it answers nothing until it is resumed."""
     return is_stopped(run.pid)
 
 
@@ -254,7 +254,7 @@ def _put(
     run: RunSummary, connection: socket.socket, request: ControlRequest, deadline: Instant
 ) -> None:
     if is_suspended(run):
-        raise _late(run)  # it hears nothing until it is resumed
+        raise _late(run)  # it answers nothing until it is resumed
     try:
         _limit_sending(connection, deadline)
         connection.connect(socket_name(run.run_id, run.pid, run.uid, is_pool=run.is_pool))

@@ -1,8 +1,8 @@
 """Packs a function and its arguments for workers.
 
-A payload is two pickles, one after the other: a header of plain data, and `(function,
-arguments)`; `drivers/real/worker/function.py` reads it. What a worker can import travels by name,
-as `pickle` has it. What it cannot, because it was defined in `__main__`, in a notebook, in another
+A payload is two pickles, one after the other: a header of plain data, and `(function, arguments)`;
+`drivers/real/worker/function.py` reads it. Code that a worker can import travels by name, as
+`pickle` has it. Other code, because it was defined in `__main__`, in a notebook, in another
 function or as a lambda, travels by value, which `cloudpickle` does; importing that takes as long as
 starting a worker, so it happens only then.
 """

@@ -1,4 +1,4 @@
-"""Who am I: a worker's place in its run, from the variables that its agent set."""
+"""A worker's place in its run, from the variables that its agent set."""
 
 import os
 

@@ -1,9 +1,9 @@
 """`rankwise.recover`: calls a function again in the ranks that are alive when another one has died.
 
-Runs inside workers. What is decided is told in `rankwise.core.gang.machine`, and who does what when
-a party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word
-of the agent when the function has been left. A thread of ours listens: when the rank is recalled
-it aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
+Runs inside workers. The decisions are in `rankwise.core.gang.machine`, and who does what when a
+party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word of
+the agent when the function has been left. A thread of ours listens: when the rank is recalled it
+aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
 signal, whose handler raises `Recalled`. A simulated rank has another line (see
 `simranks.run.recovery`).
 
@@ -65,8 +65,8 @@ def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> 
     When a rank fails and restarts are left (`--max-restarts`), `rankwise.Recalled` is raised in the
     function on all ranks that live, torch's process groups are destroyed, a new process takes the
     dead rank's place, and the function is called again, with a new MASTER_PORT and
-    `rankwise.restart_count()` one higher. What the process has in memory it keeps: modules, data,
-    whatever is held outside of the function.
+    `rankwise.restart_count()` one higher. The process keeps its memory: modules, data, all that is
+    held outside of the function.
 
     An exception that the function raises is held back for up to a second, until it is known whether
     it comes of another rank's death. If not, it is raised here, and the rank fails.
@@ -146,7 +146,7 @@ class AgentLine(Protocol):
         ...
 
     def release(self) -> None:
-        """See to it that connections which nobody refers to are closed."""
+        """Have connections that are not referred to any more closed."""
         ...
 
 
@@ -179,7 +179,7 @@ class _SocketLine:
         gc.collect()
 
     def _listen(self, rank: "RecoverableRank") -> None:
-        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not needed to boot
         from rankwise.drivers.real.recall_line import receive  # noqa: PLC0415  # the same
 
         received = receive(self._line)
@@ -216,13 +216,13 @@ class RecoverableRank:
 
     def note(self, word: "AgentWord") -> None:
         """A word has come, which `next_word` will tell when the main thread asks."""
-        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not needed to boot
 
         self._is_recalled = word.word is RecoveryOrder.RECALL
 
     def run(self, function: Callable[[], R], timeout: float) -> R:
         """Call the function until it comes to its end by itself."""
-        from rankwise.core.gang.vocabulary import RecoveryMessage  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryMessage  # noqa: PLC0415  # not needed to boot
 
         if self._is_running:
             raise LocalProtocolError(
@@ -328,8 +328,8 @@ def _serve_store() -> object:
     """In rank 0, if it is given a socket that listens at MASTER_PORT: serve torch's store there.
 
     The ranks that live on are in `init_process_group` long before a new rank is, and often before
-    rank 0. `init_process_group` of rank 0 finds this store and uses it. Without torch nobody wants
-    it, and the port is free for what the function has in mind.
+    rank 0. `init_process_group` of rank 0 finds this store and uses it. Without torch it is not
+    used, and the port is free for what the function has in mind.
     """
     import socket  # noqa: PLC0415  # loaded with the line
 

@@ -85,7 +85,7 @@ def _ask_agent(_signum: int, _frame: FrameType | None) -> None:
 
 
 class _Forks(threading.local):
-    """Lets SIGTERM end what a rank forks: it is no rank, and who ends it waits for that.
+    """Lets SIGTERM end what a rank forks: it is no rank, and its parent waits for that.
 
     The signal is held back meanwhile, since Python drops what comes between fork and the handler's
     removal.

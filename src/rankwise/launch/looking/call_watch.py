@@ -31,6 +31,7 @@ cost is summed up by the way (`lateness_watch.py`).
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -71,6 +72,9 @@ from rankwise.launch.looking.lateness_watch import LatenessWatch, OnCppCalls
 from rankwise.launch.looking.recorder_questions import RecorderQuestions
 from rankwise.launch.run.planning import JobPlanner
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from rankwise.base.failure import BlameIdentity
 
 INTERVAL = Duration(500 * MILLISECOND)
 STANDING = Duration(1 * SECOND)
@@ -130,14 +134,15 @@ class CallWatch:
         self._begun: dict[int, int] = {}
         self._stood: dict[int, int] = {}
         """Ranks that have begun no call since the last look, and how many they have begun."""
-        self._suspicion = ""
+        self._suspicion: BlameIdentity | None = None
         self._suspected_at = clock.now()
         self._still_since = clock.now()
         # A third: the ranks' answer must be there before the run counts as hung.
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
         self._questions = RecorderQuestions(host, reactor, clock)
-        self._last_blame = ""
+        self._last_blame: BlameIdentity | None = None
+        """What the recorders have told by the answers before these."""
         self._stuck: set[int] = set()
         self._doubts_from, self._doubt_pause = clock.now(), INTERVAL
         self._is_doubting = False
@@ -156,7 +161,7 @@ class CallWatch:
             return None
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
-        self._begun, self._suspicion, self._last_blame = {}, "", ""
+        self._begun, self._suspicion, self._last_blame = {}, None, None
         self._standing, self._stuck = {}, set()
         self._doubts_from, self._doubt_pause = self._clock.now(), INTERVAL
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
@@ -334,7 +339,7 @@ class CallWatch:
         blamed = () if blame is None else blame.blamed
         return tuple(self._planner.ranks.local_rank(rank) for rank in blamed)
 
-    def explain_hang(self) -> tuple[str, Mapping[int, str]]:
+    def explain_hang(self) -> tuple[Blame | None, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
         seen = {record.rank: record for record in self._call_records(with_empty=True)}
         recorded = {record.rank: record for record in self._recorded_call_records(seen.values())}
@@ -344,7 +349,7 @@ class CallWatch:
             for records in (recorded, seen)
             for rank, wait in waits_of(records.values()).items()
         }
-        return "" if blame is None else blame.text, told
+        return blame, told
 
     @property
     def _attempt(self) -> int:
@@ -362,14 +367,14 @@ class CallWatch:
         blame = self._certain_blame() if self._is_somebody_standing() else None
         self._suspect()
         self._doubt_past()
-        text = "" if blame is None or not blame.is_certain else blame.text
-        if blame is not None and text and text == self._suspicion and self._is_checked:
+        found = None if blame is None or not blame.is_certain else blame.identity
+        if blame is not None and found and found == self._suspicion and self._is_checked:
             self._accuse(blame)
             self._looks_at = None
             return
-        if text != self._suspicion:
-            self._suspicion, self._suspected_at = text, self._clock.now()
-            if text and not self._is_holding():
+        if found != self._suspicion:
+            self._suspicion, self._suspected_at = found, self._clock.now()
+            if found and not self._is_holding():
                 self._questions.ask(lambda: None)
         self._tell_nodes_who_stands()
         self._ask_for_sample()
@@ -409,7 +414,7 @@ class CallWatch:
         last, self._begun = self._begun, begun
         if last != begun:
             self._still_since = self._clock.now()
-            self._asked_at, self._pause, self._last_blame = None, None, ""
+            self._asked_at, self._pause, self._last_blame = None, None, None
         self._stood = {
             rank: count for rank, count in begun.items() if count and last.get(rank) == count
         }
@@ -441,7 +446,7 @@ class CallWatch:
         stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        is_due |= bool(self._last_blame) or now >= after(since, pause)
+        is_due |= self._last_blame is not None or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
@@ -460,13 +465,13 @@ class CallWatch:
         records = [self._without_haste(record) for record in self._call_records()]
         recorded = self._recorded_call_records(records)
         blame = find_blame(recorded, patience_is_over=False, issued_is_waiting=True)
-        last, self._last_blame = self._last_blame, ""
+        last, self._last_blame = self._last_blame, None
         if blame is None or not blame.is_certain:
             return
-        if blame.text == last:
+        if blame.identity == last:
             self._accuse(blame)
         else:
-            self._last_blame = blame.text
+            self._last_blame = blame.identity
 
     def _doubt_past(self) -> None:
         """Ask what a call was that ranks seem to differ in, and less often if they agreed."""

@@ -1,8 +1,8 @@
 """Looks at what the ranks of this node do: rarely for `--hang-timeout`, at once for `rankwise why`.
 
-What counts as progress is decided in `rankwise.core.gang.progress`, and when to look next; here is
-what a look reads: the kernel's counts of the ranks' processes, the words that ranks write
-into their segment, and their call records.
+`rankwise.core.gang.progress` decides what is progress, and when to look next; here is what a look
+reads: the kernel's counts of the ranks' processes, the words that ranks write into their segment,
+and their call records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +19,7 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, ReactorTimer
 from rankwise.drivers.real.worker_link import WorkerLink
+from rankwise.launch.looking.hang_explanation import HangExplanation, NodesAnswer, best_of
 from rankwise.launch.looking.rank_activity import activity_of
 from rankwise.launch.run.planning import JobPlanner
 from rankwise.ports.clock import Clock
@@ -31,20 +32,6 @@ _SERVER = -1
 """The fork server among the ranks, while it imports what they need."""
 WINDOW = Duration(500 * MILLISECOND)
 """How long ranks are watched for an answer to `rankwise why`."""
-
-
-class NodesAnswer(msgspec.Struct, frozen=True):
-    """Answers of the nodes of a run to the question why it makes no progress.
-
-    Attributes:
-        verdict: who keeps whom waiting; empty if that cannot be told.
-        others: the other nodes, as people call them.
-        silent: those of all nodes that have told nothing in time.
-    """
-
-    verdict: str
-    others: tuple[str, ...]
-    silent: tuple[str, ...] = ()
 
 
 class HangWatch:
@@ -95,7 +82,7 @@ class HangWatch:
         self._look()
         return self._watch.last_progress
 
-    def tell_pollers(self) -> str:
+    def explain_by_polling(self) -> HangExplanation:
         """Which ranks poll while others do not wake up; empty unless there are both.
 
         It accuses no rank: one that does not wake up sleeps, or waits for anything.
@@ -108,10 +95,11 @@ class HangWatch:
         polling = [rank for rank, did in doing.items() if did is Doing.POLLS]
         still = [rank for rank, did in doing.items() if did is Doing.NOTHING]
         if not polling or not still:
-            return ""
+            return HangExplanation()
         wake = "does not wake up" if len(still) == 1 else "do not wake up"
         poll = "polls" if len(polling) == 1 else "poll"
-        return f"{ranks_in_words(still)} {wake}, while {ranks_in_words(polling)} {poll}"
+        text = f"{ranks_in_words(still)} {wake}, while {ranks_in_words(polling)} {poll}"
+        return HangExplanation(text, asleep=tuple(still), polling=tuple(polling))
 
     def answer(self, reply: "Reply") -> None:
         """Tell what each rank does, in a moment: it takes two looks, on all nodes.
@@ -122,29 +110,26 @@ class HangWatch:
 
     def _look_first(self, reply: "Reply") -> None:
         self._look()
-        verdict, _ = self._watches.explain_hang()
-        self._watches.ask_other_nodes(partial(self._look_later, verdict, reply))
+        own, _ = self._watches.explain_hang()
+        self._watches.ask_other_nodes(partial(self._look_later, own, reply))
 
-    def _look_later(self, own: str, reply: "Reply", told: NodesAnswer | None) -> None:
-        verdict = own if told is None else told.verdict or own
+    def _look_later(self, own: HangExplanation, reply: "Reply", told: NodesAnswer | None) -> None:
         again = after(self._clock.now(), WINDOW)
-        self._reactor.call_at(again, partial(self._look_again, verdict, reply))
+        self._reactor.call_at(again, partial(self._look_again, best_of(own, told), reply))
 
-    def _look_again(self, verdict: str, reply: "Reply") -> None:
+    def _look_again(self, before: HangExplanation, reply: "Reply") -> None:
         self._look()
         self._watches.ask_recorders(
-            lambda: self._watches.ask_other_nodes(partial(self._compare, verdict, reply))
+            lambda: self._watches.ask_other_nodes(partial(self._compare, before, reply))
         )
 
-    def _compare(self, verdict: str, reply: "Reply", told: NodesAnswer | None) -> None:
-        now, waits = self._watches.explain_hang()
-        header: dict[str, Any] = {"verdict": now}
+    def _compare(self, before: HangExplanation, reply: "Reply", told: NodesAnswer | None) -> None:
+        own, waits = self._watches.explain_hang()
+        now = best_of(own, told)
+        # A rank that is late for a moment does not keep others in the same call all the time.
+        header: dict[str, Any] = {"verdict": now.text if now.agrees_with(before) else ""}
         if told is not None:
-            verdict_now = told.verdict or now
-            header = {"verdict": verdict_now, "others": told.others, "silent": told.silent}
-        # Who is late for a moment keeps nobody waiting in the same call all the time.
-        if header["verdict"] != verdict:
-            header["verdict"] = ""
+            header |= {"others": told.others, "silent": told.silent}
         if lacks := self._watches.ledger_lacks:
             header["ledger"] = lacks
         self._host.collect_stacks(partial(self._answer, header, waits, reply))
@@ -219,7 +204,7 @@ class HangWatch:
             self._timer = self._reactor.call_at(at, self._look)
 
     def _tell_half(self, still: Duration) -> None:
-        self._watches.warn_of_hang(still, self._watches.explain_hang()[0])
+        self._watches.warn_of_hang(still, self._watches.explain_hang()[0].text)
 
     def _alive(self) -> list[WorkerLink]:
         links = self._host.links.values()

@@ -1,9 +1,9 @@
 """Sums up what late ranks have cost the others, from the call records of all attempts.
 
 Each look takes in the calls that are new, of many the latest, so that a look costs a millisecond
-whatever the ranks do. Who is late in what C++ calls is estimated from what recorders tell anyway,
-when ranks are asked and when they end. In a run over nodes all ranks are compared when those of a
-node have ended, by their latest calls (`core/ledger/timetables.py`).
+whatever the ranks do. Lateness in what C++ calls is estimated from what recorders tell anyway, when
+ranks are asked and when they end. In a run over nodes all ranks are compared when those of a node
+have ended, by their latest calls (`core/ledger/timetables.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +55,8 @@ class LatenessWatch:
 
     Attributes:
         has_cpp_calls: whether that was so.
-        differ: whether ranks have entered different things under one number; set back by who asks.
+        differ: whether ranks have entered different things under one number; set back by the
+            reader.
         readers: of the ranks' call records, by local rank.
     """
 
@@ -140,9 +141,9 @@ class LatenessWatch:
                 self.differ |= self._matches.setdefault(call, others) != match
 
     def see_cpu_waits(self) -> None:
-        """See for how long ranks had no CPU: who is late by that is not to blame.
+        """See for how long ranks had no CPU: a rank that is late by that is not to blame.
 
-        What they wait until they make calls or have a group, as to import, makes nobody late.
+        The wait until they make calls or have a group, as to import, counts for no rank.
         """
         segment = self._planner.segment
         for local_rank, link in self._host.links.items():
@@ -191,7 +192,7 @@ class LatenessWatch:
     def on_late(self, answered: "InquiryAnswered | None") -> None:
         """The other nodes have been asked who of all ranks has made the others wait.
 
-        If all have told, nobody else counts as late: others of another node may be so, too.
+        If all have told, no other rank counts as late: one of another node may be so, too.
         """
         self._has_asked_who_is_late = True
         self._late = None if answered is None else answered.late
@@ -202,7 +203,7 @@ class LatenessWatch:
         return self._lateness.delays()
 
     def take_last_look(self) -> tuple[Delay, str] | None:
-        """Who made the others wait for a notable part of the run, and that in a sentence."""
+        """The rank that made the others wait for a notable part of the run; that in a sentence."""
         self.see_arrivals()
         if self._late is not None:
             late = self._late

@@ -3,8 +3,9 @@
 It is there where a run has a journal. Twice a second it looks into the memory in which ranks enter
 calls and sections, which costs them nothing; CPU time and memory are read from /proc, often at
 first and then every two seconds. A rank's last look is taken when it has ended, so that a run of a
-tenth of a second is recorded whole. What a ring holds no more at a look is lost: of a rank that
-makes hundreds of calls a second a part of each half second is recorded, and the records say which.
+tenth of a second is recorded whole. Entries that a ring holds no more at a look are lost: of a rank
+that makes hundreds of calls a second a part of each half second is recorded, and the records say
+which.
 
 A run of a week must not fill the disk: see `rankwise.observe.thinning`. When looks are thinned out,
 each takes the calls of the last interval only.

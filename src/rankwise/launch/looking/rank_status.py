@@ -1,7 +1,7 @@
 """How each rank of this node is, at this moment: for `rankwise ps`, `rankwise top` and the metrics.
 
-Nothing is sampled while nobody asks, and an answer costs a third of a millisecond for 8 ranks: what
-they write into their segment anyway is read once. Rates are the asker's business, who divides the
+Nothing is sampled without a question. An answer costs a third of a millisecond for 8 ranks: what
+they write into their segment anyway is read once. Rates are the asker's business: it divides the
 difference of two answers by the time between them. So are CPU and memory, which the kernel tells
 anyone.
 """
@@ -115,7 +115,7 @@ def ranks_now(
     """How each rank of a gang is; its segment is that of the gang's present attempt."""
     calls = {} if segment is None else _last_calls(segment)
     alive = {worker.local_rank for worker in gang.workers if worker.is_running}
-    # The memory of a rank outlives it: who has died waits for nobody.
+    # The memory of a rank outlives it: a dead rank waits for none.
     moving = {rank: call for rank, call in calls.items() if rank in alive}
     waited = {} if segment is None else awaited(segment, moving, now)
     late = {delay.rank: delay for delay in delays}

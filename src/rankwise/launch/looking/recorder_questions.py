@@ -1,10 +1,10 @@
 """Asks the ranks of this node what torch's flight recorder has, and keeps their answers.
 
-Answers carry the number of their question, and a question that follows another makes the answers
-to that void: who waits for those gets the later ones. Nobody waits for longer than
-`ANSWER_PATIENCE`, since a rank that holds the interpreter in C cannot answer. A rank that comes to
-its end, or destroys its groups, tells unasked: those are its last words. Of one that was ended
-without any, as by the limit of a section, the answer before is kept.
+Answers carry the number of their question, and a question that follows another makes the answers to
+that void: the later ones serve both. No question waits for longer than `ANSWER_PATIENCE`, since a
+rank that holds the interpreter in C cannot answer. A rank that comes to its end, or destroys its
+groups, tells unasked: those are its last words. Of one that was ended without any, as by the limit
+of a section, the answer before is kept.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rankwise.base.units import ZERO, Duration, Instant, between
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.core.gang.state import GangPhase
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from rankwise.launch.cluster.agent_runner import AgentRunner
     from rankwise.launch.control.server import Reply
     from rankwise.launch.looking.call_watch import CallWatch
-    from rankwise.launch.looking.hang_watch import HangWatch, NodesAnswer
+    from rankwise.launch.looking.hang_explanation import HangExplanation, NodesAnswer
+    from rankwise.launch.looking.hang_watch import HangWatch
     from rankwise.launch.looking.rank_records import RunRecorder
     from rankwise.launch.looking.rank_status import WaitedSoFar
     from rankwise.launch.run.planning import JobPlanner
@@ -75,7 +78,7 @@ class Watches:
         self._recorder = recorder
         self._starting_server = starting_server
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
-        """Who waits for what the other nodes tell."""
+        """The callers that wait for what the other nodes tell."""
         self._awaits_lateness = False
         """Whether the exit watch asks the other nodes which rank made others wait."""
         self.ledger_lacks = ""
@@ -133,13 +136,13 @@ class Watches:
         )
 
     def take_last_look(self) -> "tuple[Delay, str] | None":
-        """Who made the others wait in collectives, where that is notable, and in a sentence."""
+        """The rank that made the others wait notably in collectives, and that in a sentence."""
         return self._call_watch.lateness.take_last_look() if self._has_watch else None
 
     @cached_property
     def waited_so_far(self) -> "WaitedSoFar":
         """What was told of how long others have waited for ranks, also to other askers."""
-        from rankwise.launch.looking.rank_status import WaitedSoFar  # noqa: PLC0415  # nobody may ask
+        from rankwise.launch.looking.rank_status import WaitedSoFar  # noqa: PLC0415  # few runs are asked
 
         return WaitedSoFar()
 
@@ -195,17 +198,23 @@ class Watches:
 
         self._ask_nodes(Trouble.WHY, tell)
 
-    def explain_hang(self) -> tuple[str, Mapping[int, str]]:
-        """Who is to blame for a hang, if that can be told; and what each rank waits for."""
-        verdict, waits = self._call_watch.explain_hang()
-        if not verdict and "_hang_watch" in vars(self):
+    def explain_hang(self) -> tuple["HangExplanation", Mapping[int, str]]:
+        """The ranks to blame for a hang, if known; and what each rank waits for."""
+        from rankwise.launch.looking.hang_explanation import HangExplanation  # noqa: PLC0415  # rare
+
+        blame, waits = self._call_watch.explain_hang()
+        found = HangExplanation()
+        if blame is not None:
+            found = HangExplanation(blame.text, blame.identity)
+        elif "_hang_watch" in vars(self):
             # Call records do not show a program that polls a file, a queue or a store of its own.
-            verdict = self._hang_watch.tell_pollers()
+            found = self._hang_watch.explain_by_polling()
         if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
             are = "is" if len(stopped) == 1 else "are"
             told = f"{ranks_in_words(stopped)} {are} {BY_SIGNAL}"
-            verdict = f"{told}; {verdict}" if verdict else told
-        return verdict, waits
+            text = told if found.is_empty else f"{told}; {found.text}"
+            found = msgspec.structs.replace(found, text=text, stopped=tuple(stopped))
+        return found, waits
 
     def on_suspended(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -258,7 +267,7 @@ class Watches:
 
     @cached_property
     def _hang_watch(self) -> "HangWatch":
-        """Loaded where there is a hang timeout, or somebody asks why."""
+        """Loaded where there is a hang timeout, or at the first question why ranks wait."""
         from rankwise.launch.looking.hang_watch import HangWatch  # noqa: PLC0415  # rare
 
         return HangWatch(

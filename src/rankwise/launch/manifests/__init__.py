@@ -1,1 +1,1 @@
-"""Manifests: what somebody else's scheduler reads to start the nodes of a job."""
+"""Manifests: what an external scheduler reads to start the nodes of a job."""

@@ -69,7 +69,7 @@ class KubernetesJob(msgspec.Struct, frozen=True, kw_only=True):
         nodes_min, nodes_max: how few pods may run, and how many at most.
         nproc: workers per pod, as for `--nproc-per-node`; None: the words say it.
         backend, endpoint: where pods meet.
-        etcd: the etcd to write down too; None if the endpoint is somebody else's.
+        etcd: the etcd to write down too; None if the endpoint exists already.
         words: the rest of the words of `rankwise run`: options, program, its arguments.
         grace_s: how long workers may take to end.
         health_port: where agents answer probes.
@@ -77,7 +77,7 @@ class KubernetesJob(msgspec.Struct, frozen=True, kw_only=True):
         resources: requests and limits of a pod, by resource.
         environment, secrets: variables of the pods, by name.
         one_per_host: whether no two pods may share a machine.
-        token: what the pods know, and nobody else; None: the variables say it, or nothing does.
+        token: the secret of the pods alone; None: the variables say it, or nothing does.
     """
 
     name: str

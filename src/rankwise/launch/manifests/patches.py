@@ -1,9 +1,9 @@
 """Strategic merge patches of manifests: what a cluster asks for and rankwise has no option for.
 
-Maps are merged key by key, and null removes a key. Lists whose items have an identity are merged
-by it, as Kubernetes' schemas say (containers by name, mounts by path); other lists are replaced.
-"$patch: delete" removes an item, "$patch: replace" a map's other keys. What a patch leaves alone
-keeps its comment.
+Maps are merged key by key, and null removes a key. Lists whose items have an identity are merged by
+it, as Kubernetes' schemas say (containers by name, mounts by path); other lists are replaced.
+"$patch: delete" removes an item, "$patch: replace" a map's other keys. Text that a patch leaves
+alone keeps its comments.
 """
 
 from collections.abc import Sequence

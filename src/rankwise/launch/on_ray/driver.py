@@ -7,7 +7,7 @@
 Nothing is polled. One thread waits for the placement group, then one per bundle follows its actor;
 they and the signal handlers put what happens into one queue, which the main thread reads.
 
-What happens when one dies:
+If one dies:
 
 - an agent: its code is what the run came to on that node;
 - an actor or its node: Ray says so. The other agents notice by themselves and go on if they are
@@ -56,7 +56,7 @@ class Unplaced(NamedTuple):
 
 
 class SignalCame(NamedTuple):
-    """Somebody has signalled this process."""
+    """This process has got a signal."""
 
     number: int
 

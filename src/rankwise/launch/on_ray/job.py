@@ -46,7 +46,7 @@ class RayRendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agents of one run meet, as words for each of them.
 
     Attributes:
-        token: what they know, and nobody else; None: what they are told anyway.
+        token: the secret of the nodes alone; None: what they are told anyway.
     """
 
     backend: str

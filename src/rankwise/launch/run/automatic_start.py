@@ -6,7 +6,7 @@ the fork server then watches its imports (`drivers/real/hosting/import_watch.py`
 Either way the ranks get interpreters of their own, as with `--start-method subprocess`. The reason
 of a refusal is remembered, so that only the first run of a script pays for imports in vain.
 
-What is imported for the ranks is the beginning of the script's own imports: modules of packages in
+The imports for the ranks are the beginning of the script's own imports: modules of packages in
 `fork_server.IMPORTABLE`, up to the first statement that does something else, and up to the first
 import of another package, which might prepare something for the next one.
 
@@ -85,7 +85,7 @@ def interpreters_line(reason: str) -> str:
 def server_settings(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
     """The environment of a job's automatic fork server, and the variables it must not read.
 
-    What is not watched is there as the ranks have it.
+    Modules that are not watched are there as the ranks have them.
     """
     environment = {**inherited_environment(), **job.environment}
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -35,8 +35,8 @@ def compiled_script(path: str) -> bytes:
 def _can_be_read(location: str) -> bool:
     """Tell whether to read it ends: a device may never end, and a FIFO may never have a writer.
 
-    A pipe without a name, of `rankwise run <(command)`, has one; and who reads it leaves nothing to
-    the others, so it is read here, for all of them.
+    A pipe without a name, of `rankwise run <(command)`, has one; and the first reader leaves
+    nothing to the others, so it is read here, for all of them.
     """
     mode = os.stat(location).st_mode
     is_nameless = not os.path.lexists(os.path.realpath(location))

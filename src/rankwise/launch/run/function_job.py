@@ -13,7 +13,7 @@ from rankwise.launch.arguments import (
     call_arguments,
     grace_period,
     modules_to_import,
-    more_than_nothing,
+    positive,
     restarts_max,
     role_name,
     run_name,
@@ -61,7 +61,7 @@ def function_job(
         size=size,
         grace=grace_period(grace),
         hang_timeout=time_limit(hang_timeout, "hang_timeout"),
-        spawn_timeout=more_than_nothing(start_timeout, "start_timeout"),
+        spawn_timeout=positive(start_timeout, "start_timeout"),
     )
     return Job(
         program=Function(

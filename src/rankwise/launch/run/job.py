@@ -201,7 +201,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_automatic(self) -> bool:
-        """Whether its ranks come from a fork server that nobody has asked for."""
+        """Whether its ranks come from a fork server that rankwise itself chose."""
         return self.start_method is StartMethod.AUTO and bool(self.preload)
 
     @property

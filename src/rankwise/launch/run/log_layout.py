@@ -54,7 +54,7 @@ class Destinations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPlaces(Protocol):
-    """What decides where log files go: a `LogLayout`, or an adapter of somebody else's plug-in."""
+    """What decides where log files go: a `LogLayout`, or the adapter of a plug-in."""
 
     @property
     def directory(self) -> str | None:
@@ -100,7 +100,7 @@ class LogLayout:
     def root(self) -> str | None:
         """What to remove when the run leaves nothing; None when the user has named a directory.
 
-        It is known before it is made, so that somebody can be asked in time to remove it.
+        It is known before it is made, so that another process can be asked in time to remove it.
         """
         return self._private or None
 
@@ -335,7 +335,7 @@ def log_plan_problems(
 
 
 def _directory_problem(directory: str, label: str) -> ConfigError | None:
-    # What exists of the path decides: the rest will be made there.
+    # The existing part of the path decides: the rest will be made there.
     existing = os.path.abspath(directory)
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

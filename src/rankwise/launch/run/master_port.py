@@ -48,7 +48,7 @@ def listen_at(port: int) -> socket.socket | None:
     """A socket that listens where torch's store would, for a rank 0 that will serve it.
 
     Ranks that are early wait in its queue. Were they refused, torch would sleep for half a second
-    and more before it tries again. None if somebody else has the port.
+    and more before it tries again. None if the port is taken.
     """
     for family in (socket.AF_INET6, socket.AF_INET):
         both = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -62,8 +62,8 @@ def listen_at(port: int) -> socket.socket | None:
 def listen_next_to(host: str, port: int) -> socket.socket | None:
     """A socket that listens on the port behind this one, where ranks of several nodes connect.
 
-    It listens before any rank lives, so that ranks which are early wait in its queue. None if
-    somebody else has the port.
+    It listens before any rank lives, so that ranks which are early wait in its queue. None if the
+    port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -76,10 +76,10 @@ _RANKS_WAITING_MAX = 4096
 
 
 def address_here(host: str) -> str:
-    """The address of this machine that `--master-addr` means; signals are heard meanwhile.
+    """The address of this machine that `--master-addr` means; signals are handled meanwhile.
 
     Raises:
-        ConfigError: nobody knows the name, or it is another machine's.
+        ConfigError: the name is unknown, or it is another machine's.
     """
     from rankwise.drivers.real.stores.names import addresses_of  # noqa: PLC0415  # rare
 

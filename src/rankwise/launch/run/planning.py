@@ -96,7 +96,7 @@ class JobPlanner:
         self._payload_fd = self._store_payload()
         self.destinations = self._earlier = Destinations()
         self._sigterm_takers: set[int] = set()
-        """Who of the attempt before took SIGTERM for a request to stop, and does so still."""
+        """The ranks of the attempt before that took SIGTERM for a request to stop, and still do."""
 
     def __enter__(self) -> Self:
         return self

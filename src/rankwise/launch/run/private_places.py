@@ -1,15 +1,15 @@
 """Directories that a run makes for itself, and that must not outlive it.
 
 The run removes its own when it ends, and its guardian when the agent is killed. A run inside a
-worker of another one may be killed together with its guardian, which leaves nobody to remove
+worker of another one may be killed together with its guardian, which leaves no process to remove
 anything. So every run names a place for such runs to its workers, and removes that as well. Nothing
 is there until a nested run makes it.
 
-If the agent and its guardian are killed at once, nobody is left either; nor has a run of simulated
+If the agent and its guardian are killed at once, none is left either; nor has a run of simulated
 ranks a guardian. So what is in such a directory is in a *held folder*: its process has a lock on it
-for as long as it lives, and the next run of this user removes those that nobody holds. A folder
-gets its name when it is locked: nobody can find one that is about to be locked. What the user has
-asked for is in no such folder.
+for as long as it lives, and the next run of this user removes those without a lock. A folder gets
+its name when it is locked: one that is about to be locked cannot be found. A directory that the
+user has asked for is in no such folder.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def new_private_path(*, may_survive: bool = False) -> str:
     """A unique path, of a directory yet to be made.
 
-    It is known before it is made, so that somebody can be asked in time to remove it.
+    It is known before it is made, so that another process can be asked in time to remove it.
 
     Args:
         may_survive: whether the directory might have to outlive the run around this one.
@@ -44,7 +44,7 @@ def make_private_directory(path: str) -> None:
 
 @contextlib.contextmanager
 def held_folder(place: str, name: str) -> Iterator[str]:
-    """A folder in `place`, a private directory, made if need be, that somebody removes in time.
+    """A folder in `place`, a private directory, made if need be, that is removed in time.
 
     Args:
         place: what `remove_abandoned` removes if this process leaves it behind.

@@ -154,7 +154,7 @@ class ProcessRunHost:
             keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
-        # Before there are any: whoever kills this process may do so at any time.
+        # Before there are any: this process may be killed at any time.
         self._guard_files(hosting)
         # Now, so that a log directory which cannot be made stops us before any worker exists.
         self._planner.prepare_attempt(0)
@@ -228,7 +228,7 @@ class ProcessRunHost:
 
     def on_outcome_shown(self, outcome: Outcome) -> None:
         """Answer those who wait for the end; among nodes, tell signals that it is over."""
-        if "_answers" in vars(self):  # somebody has asked
+        if "_answers" in vars(self):  # there was a question
             self._answers.tell_end(outcome)
         if self._signals is not None and not self._plan.is_alone:
             self._signals.on_arrival = self._tell_that_it_is_over
@@ -255,7 +255,7 @@ class ProcessRunHost:
         return self._session.describe(failures, self._evidence.gather)
 
     def _tell_that_it_is_over(self, signum: int) -> None:
-        """Answer a signal while nodes that are slower than this one hear of the end."""
+        """Answer a signal while nodes that are slower than this one learn of the end."""
         if self._session.effects.get(signum) not in STOPPING:
             return  # it asks for no end, such as Ctrl-Z
         assert self._signals is not None, "it has caught one"
@@ -323,9 +323,9 @@ class ProcessRunHost:
     def _read_to_the_end(self, outcome: Outcome, lateness: "tuple[Delay, str] | None") -> None:
         """Read what the workers have written and write it where it belongs, all of it.
 
-        Everybody who could still write is dead, so the pipes end by themselves. A console that
-        takes nothing, such as a pager, is waited for; a signal ends that. After a stop the wait has
-        an end of its own.
+        All that could still write are dead, so the pipes end by themselves. A console that takes
+        nothing, such as a pager, is waited for; a signal ends that. After a stop the wait has an
+        end of its own.
         """
         now = self._clock.now()
         was_stopped = outcome.status is OutcomeStatus.STOPPED
@@ -492,7 +492,7 @@ class ProcessRunHost:
 
     @cached_property
     def _answers(self) -> "ControlAnswers":
-        """Loaded with the first question: nobody asks about most runs."""
+        """Loaded with the first question: most runs are not asked."""
         from rankwise.launch.control.answers import ControlAnswers  # noqa: PLC0415  # see above
 
         return ControlAnswers(
@@ -536,8 +536,8 @@ class ProcessRunHost:
         gang = self._agent.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
-        verdict, waits = self._watches.explain_hang()
-        self._evidence.remember_waits(verdict, waits)
+        found, waits = self._watches.explain_hang()
+        self._evidence.remember_waits(found.text, waits)
         stood = stood_of(waits, stacks, here.rank)
         has_report = self._plan.is_alone or is_for_machines
         line = hang_line(self._job.gang.hang_timeout, stood, has_report=has_report)

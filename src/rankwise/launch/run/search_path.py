@@ -1,8 +1,8 @@
 """Where the workers of a program look for modules first, and which files they run first.
 
 A script finds the modules beside it, a module run with `-m` those of the working directory, as
-under plain Python; PYTHONSAFEPATH takes both away. What a fork server is to import, and whether it
-can, is looked up in the very same places.
+under plain Python; PYTHONSAFEPATH takes both away. The modules that a fork server is to import, and
+whether it can, is looked up in the very same places.
 """
 
 import os

@@ -1,10 +1,10 @@
 """One run while it lasts, on processes or on simulated ranks: from its first word to its outcome.
 
 A `Session` is what a run has once: what is said, the journal, the history of attempts, signals and
-the time limit, and the end. What its world does differently is behind a `RunHost`: where agents
-and ranks live, where output goes, and the loop in which they turn. `ProcessRunHost` has the agent
-of this node, which it feeds by a reactor; `simranks/run/run_host` has the agents of all nodes and
-lets ranks pass a run token. `Supervision` makes a session, in whatever thread the run is to live.
+the time limit, and the end. The differences of its world are behind a `RunHost`: where agents and
+ranks live, where output goes, and the loop in which they turn. `ProcessRunHost` has the agent of
+this node, which it feeds by a reactor; `simranks/run/run_host` has the agents of all nodes and lets
+ranks pass a run token. `Supervision` makes a session, in whatever thread the run is to live.
 
 ```
         make_host            begin             outcome of all agents         finish, told
@@ -28,7 +28,7 @@ Owners
 Who dies when
 =============
 
-- A rank: its agent is told; this session hears of it by an announcement, if at all.
+- A rank: its agent is told; this session learns of it by an announcement, if at all.
 - An agent: the host gives an outcome when the last one has finished.
 - The host, by an exception out of `turn`: the stack takes all down; there is no outcome.
 - This process: guardians kill what is left of processes; simulated ranks are in it.
@@ -280,7 +280,7 @@ class Session:
             self.caught_signal = self.caught_signal or stopping
             self._caught_as = self._caught_as or signum
             self.signals_caught += 1
-        # That ranks got it too, and were heard of first, does not make it the second request.
+        # That ranks got it too, and said so first, does not make it the second request.
         if not self._is_asked_by_ranks or self.signals_caught != 1:
             self.request_stop(stopping)
 

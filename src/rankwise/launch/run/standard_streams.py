@@ -12,7 +12,7 @@ def flush_standard_streams() -> None:
     exit code by 120.
     """
     for stream in (sys.stdout, sys.stderr):
-        # What somebody has put in a stream's place may know less than a stream.
+        # A replacement of a stream may know less than a stream.
         if stream is None or getattr(stream, "closed", False):
             continue
         try:

@@ -1,8 +1,8 @@
 """One run, as its caller has it: from a `Job` to its `Outcome`, on processes or simulated ranks.
 
 `Supervision.run` runs a job in the calling thread. `start_in_thread` does the same in a thread of
-its own, for callers that must not wait: the workers' pipes are read whether or not somebody is
-waiting. What a run is made of, while it lasts, is in `session.py`.
+its own, for callers that must not wait: the workers' pipes are read whether or not a caller is
+waiting. The parts of a run, while it lasts, are in `session.py`.
 """
 
 import errno
@@ -136,7 +136,7 @@ class Supervision:
                 self._results = session.host.results()
                 is_over_for_good = self._ends_process and session.host.end_well_on_signals()
         finally:
-            # Also if nothing ever began: who waits for that would wait for ever.
+            # Also if nothing ever began: a caller that waits for that would wait for ever.
             self._tell(self._begun)
             self._tell(self._finished)
         if self._outcome.status is OutcomeStatus.SUCCEEDED and not is_over_for_good:

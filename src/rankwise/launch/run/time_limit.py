@@ -1,10 +1,10 @@
 """Ends a run that has taken too long, once it is known where its ranks stand.
 
-The limit is known beforehand, so who keeps the others waiting is looked up twice: `WINDOW` before
-the time is over, and then. Only who does so both times, in the same call, is told: at any moment
-somebody is a little behind. Stacks are taken before anybody is told to stop; a rank that cannot
-show its own, since it is stopped, is waited for as elsewhere. All of that may take `PATIENCE`
-together; what is not known by then is not waited for.
+The limit is known beforehand, so the ranks that keep others waiting are looked up twice: `WINDOW`
+before the time is over, and then. Only a rank that does so both times, in the same call, is told:
+at any moment one of them is a little behind. Stacks are taken before ranks are told to stop. The
+run waits for a rank that cannot show its own, since it is stopped, as elsewhere. It may take
+`PATIENCE` together; what is not known by then is not waited for.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rankwise.base.units import MILLISECOND, Duration, after
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
+from rankwise.launch.looking.hang_explanation import HangExplanation, NodesAnswer, best_of
 from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
-    from rankwise.launch.looking.hang_watch import NodesAnswer
     from rankwise.launch.looking.watches import Watches
 
 WINDOW = Duration(500 * MILLISECOND)
@@ -34,7 +34,7 @@ class RunTimeLimit:
         reactor: wakes when it is time to look.
         clock: tells when that is.
         watches: ask the ranks and the other nodes, and read who waits for whom.
-        is_needed: whether the run still goes on, and nobody has asked it to stop.
+        is_needed: whether the run still goes on, and no stop was requested.
         stop: is told that the time is over: who keeps the others waiting, if that is known, what
             each rank waits for, and its stacks, by local rank.
     """
@@ -56,7 +56,7 @@ class RunTimeLimit:
         self._watches = watches
         self._is_needed = is_needed
         self._stop = stop
-        self._before = ""
+        self._before = HangExplanation()
         now = clock.now()
         self._reactor.call_at(after(now, Duration(max(timeout // 2, timeout - WINDOW))), self._look)
         self._reactor.call_at(after(now, timeout), self._end)
@@ -65,8 +65,8 @@ class RunTimeLimit:
         if self._is_needed():
             self._find_verdict(self._note_before)
 
-    def _note_before(self, verdict: str) -> None:
-        self._before = verdict
+    def _note_before(self, found: HangExplanation) -> None:
+        self._before = found
 
     def _end(self) -> None:
         if self._is_needed():
@@ -74,17 +74,16 @@ class RunTimeLimit:
             self._host.collect_stacks(look.on_stacks)
             self._find_verdict(look.on_verdict)
 
-    def _tell(self, verdict: str, stacks: Mapping[int, str]) -> None:
+    def _tell(self, found: HangExplanation, stacks: Mapping[int, str]) -> None:
         if self._is_needed():
-            self._stop(
-                verdict if verdict == self._before else "", self._watches.explain_hang()[1], stacks
-            )
+            verdict = found.text if found.agrees_with(self._before) else ""
+            self._stop(verdict, self._watches.explain_hang()[1], stacks)
 
-    def _find_verdict(self, on_verdict: Callable[[str], None]) -> None:
+    def _find_verdict(self, on_verdict: Callable[[HangExplanation], None]) -> None:
         """Find out who keeps the others waiting, on all nodes."""
 
-        def choose(own: str, told: "NodesAnswer | None") -> None:
-            on_verdict(own if told is None else told.verdict or own)
+        def choose(own: HangExplanation, told: NodesAnswer | None) -> None:
+            on_verdict(best_of(own, told))
 
         self._watches.ask_recorders(
             lambda: self._watches.ask_other_nodes(partial(choose, self._watches.explain_hang()[0]))
@@ -98,10 +97,10 @@ class _LastCheck:
         self,
         clock: Clock,
         reactor: Reactor,
-        on_done: Callable[[str, Mapping[int, str]], None],
+        on_done: Callable[[HangExplanation, Mapping[int, str]], None],
     ) -> None:
         self._on_done = on_done
-        self._verdict: str | None = None
+        self._verdict: HangExplanation | None = None
         self._stacks: Mapping[int, str] | None = None
         self._timer = reactor.call_at(after(clock.now(), PATIENCE), self._finish)
 
@@ -109,7 +108,7 @@ class _LastCheck:
         self._stacks = stacks
         self._finish_if_complete()
 
-    def on_verdict(self, verdict: str) -> None:
+    def on_verdict(self, verdict: HangExplanation) -> None:
         self._verdict = verdict
         self._finish_if_complete()
 
@@ -118,4 +117,4 @@ class _LastCheck:
             self._timer.fire()
 
     def _finish(self) -> None:
-        self._on_done(self._verdict or "", self._stacks or {})
+        self._on_done(self._verdict or HangExplanation(), self._stacks or {})

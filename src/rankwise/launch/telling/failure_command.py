@@ -16,8 +16,8 @@ The command is run by a shell, with one JSON object on its standard input:
 A run never waits for it in the middle, but at its end. One event comes after the other: its command
 begins when that of the last has ended, or was killed after a minute. A run that is told to stop
 leaves it the grace of its ranks; told again, also while it waits at its end, it kills it. Those
-behind it are not begun: a line says so. What it writes goes to stderr. It changes neither the
-outcome nor the exit code.
+behind it are not begun: a line says so. Its output goes to stderr. It changes neither the outcome
+nor the exit code.
 """
 
 import math
@@ -85,8 +85,8 @@ class FailureCommand:
 
         Args:
             patience_s: when they are killed, at the latest.
-            begin: starts the last one, once signals are heard: else one could end this process
-                in between, and the command would run on.
+            begin: starts the last one, once signals are handled: else one could end this process in
+                between, and the command would run on.
         """
         ends_at = time.monotonic() + patience_s
         job = self._job
@@ -191,7 +191,7 @@ def tell_of_end(
 ) -> None:
     """Run it for the end of a run that has failed or whose time is up, and wait.
 
-    What was started before is waited for in any case.
+    A command that was started before is waited for in any case.
 
     Args:
         command: the command.
@@ -207,13 +207,13 @@ def tell_of_end(
     has_failed = is_timeout or outcome.status is OutcomeStatus.FAILED
     if not has_failed or not is_of_this_node:
         grace = run.job.gang.grace if grace_left is None else grace_left
-        # Who stops a run waits for no command longer than for its ranks.
+        # A stopped run waits for no command longer than for its ranks.
         command.wait(grace / SECOND if is_stopped else math.inf)
         return
     event, failures, message = "failure", outcome.failures, outcome.detail
     if is_timeout:
         report = stop_in_words(outcome, run)
-        # What ranks did when they were stopped is no failure of theirs.
+        # An exit of a rank after the stop is not a failure of its own.
         event, failures, message = "timeout", (), report.partition("\n")[0]
     else:
         report = report_of(outcome, run)

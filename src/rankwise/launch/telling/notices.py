@@ -2,8 +2,8 @@
 
 With `--log-format json` each notice is one line of JSON: `time` (UTC, RFC 3339), `event`, `run`,
 `node` (this host's name, and of several nodes its id), `message` (what people are told), and what
-belongs to the event: `round`, `attempt`, `rank`, and so on. docs/files.md lists
-the events. What workers write stays as it is.
+belongs to the event: `round`, `attempt`, `rank`, and so on. docs/files.md lists the events. Output
+of workers stays as it is.
 """
 
 from collections.abc import Iterator

@@ -116,7 +116,8 @@ def workers_failed(outcome: Outcome, supervision: "Supervision") -> WorkersFaile
         if exception is not None and failure.error is not None:
             exception.add_note(f"raised on rank {failure.rank}")
             tell_traceback(exception, failure.error.traceback)
-    # Who kept the others waiting has raised nothing: what it has caused is the exception to catch.
+    # The rank that kept the others waiting has raised nothing: its effect is the exception to
+    # catch.
     told = outcome.failures if root.cause is FailureCause.OUT_OF_STEP else (root,)
     failed.__cause__ = next(
         (exceptions[each.rank] for each in told if each.rank in exceptions), None

@@ -1,7 +1,7 @@
 """One line at the end of a terminal that says how far something has come, while it lasts.
 
 A thread redraws it, from `AFTER_S` on and as long as nothing else has been written for that time.
-The thread only asks for words: nothing waits for it. What is written to the terminal meanwhile
+The thread only asks for words: nothing waits for it. Code that writes to the terminal meanwhile
 calls `wipe` first. Its locks are Python's lowest: simulated ranks have their own of the others.
 """
 
@@ -43,7 +43,7 @@ def wipe() -> None:
     if not _present.is_drawn:  # nearly always, and without a lock
         _present.written_at = monotonic()
         return
-    # Not for ever: in a process that was forked from this one, nobody lets go of a lock.
+    # Not for ever: in a process that was forked from this one, the lock is never released.
     is_ours = _present.lock.acquire(timeout=_PATIENCE_S)
     _present.written_at = monotonic()
     if _present.is_drawn:
@@ -62,7 +62,7 @@ def _write(data: bytes) -> None:
 def shown(words: Callable[[float], str], *, has_sinks: bool = False) -> Iterator[None]:
     """Show what `words` says of the seconds that have passed, if stderr can be redrawn.
 
-    What is printed meanwhile takes the line away first; simulated ranks have sinks that do so.
+    A print meanwhile takes the line away first; simulated ranks have sinks that do so.
     """
     if not can_redraw():
         yield

@@ -1,7 +1,7 @@
 """Chakra execution traces as a program: `rankwise sim run NAME.et`.
 
-Every trace is a rank, on a SIP of its own. What its nodes come after is known, so all of them are
-given to the machine at once, and ranks that would call different collectives are refused before
+Every trace is a rank, on a SIP of its own. The predecessors of its nodes are known, so all of them
+are given to the machine at once, and ranks that would call different collectives are refused before
 anything runs. Those that wait for each other in a circle are a deadlock, which names the nodes.
 
 - **Computing** takes one thing at a time, in the order in which they can begin: as long as it took
@@ -70,7 +70,7 @@ class _Exchange(NamedTuple):
         size: bytes that each puts in.
         series: what it is one of, in order.
         number: counts them, from 1.
-        ranks: who takes part, in the order of their group.
+        ranks: the participants, in the order of their group.
         root: the place among them of the root.
         nodes: by rank.
         algorithm: what it was carried out with; empty if the trace does not say so.
@@ -120,7 +120,7 @@ class ChakraProgram:
         replay = _Replay(torch, **options)
 
         def worker(rank: int) -> None:
-            if not rank:  # it speaks for all: nobody has to wait before the next is given
+            if not rank:  # it speaks for all: no rank has to wait before the next is given
                 replay.give(self._nodes, self._exchange_of)
 
         torch.multiprocessing.spawn(worker, nprocs=count)
@@ -154,7 +154,7 @@ class ChakraProgram:
         return f"{self.name}, device {at[0]}: node {node.number} {node.name!r}"
 
     def _exchanges(self) -> Iterator[tuple[At, _Exchange]]:
-        """Who takes part in what with whom; refuses ranks that do not fit each other."""
+        """The ranks of each exchange; refuses ranks that do not fit each other."""
         series: dict[str, dict[int, list[ChakraNode]]] = defaultdict(lambda: defaultdict(list))
         members: dict[str, tuple[int, ...]] = {}
         for rank, nodes in enumerate(self._traces):

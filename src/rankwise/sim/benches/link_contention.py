@@ -3,15 +3,15 @@
 **Collectives.** Every message counts what it takes besides the links between the devices
 (`HardwareMachine.waits`): credits, the latency inside the devices, DMA, the math engine. What of
 these there is per queue is set against the time above the bound, as far as the busiest wire was
-idle: while it was busy, senders without credits waited for the wire. What remains is lost on the
+idle: while it was busy, senders without credits waited for the wire. The remainder is lost on the
 links: their latency and their transfers overlap less than they could, or messages meet on them.
 
 **Kernels.** Until the first operation of any program, all PEs lose their time to the launch. After
-that, the time of a PE in which the engine of the bound does nothing is lost. What goes on
-meanwhile is the reason: DMA, another engine, nothing because the PE has no programs left (the wave
-tail), or nothing yet. What remains is lost although the engine is busy: transfers that wait for
-each other on links and memory channels, tiles that do not fill the engine. Transfers are held up by
-the busiest part of their ways, an HBM channel or another link, and by DMA if none is busy for long.
+that, the time of a PE in which the engine of the bound does nothing is lost. What goes on meanwhile
+is the reason: DMA, another engine, nothing because the PE has no programs left (the wave tail), or
+nothing yet. The remainder is lost although the engine is busy: transfers that wait for each other
+on links and memory channels, tiles that do not fill the engine. Transfers are held up by the
+busiest part of their ways, an HBM channel or another link, and by DMA if none is busy for long.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,6 @@ ENGINES = {
     "copy": "DMA",
 }
 TAIL, START, LAUNCH = "wave tail", "start-up latency", "launch"
-IMBALANCE, BUBBLE = "imbalance of ranks", "pipeline bubble"
 FULL = 0.5
 """From this share of a launch on, a link that is busy holds transfers up. Below, they take more
 time for their latencies than for their bytes."""

@@ -1,6 +1,6 @@
 """What a program can be given from outside: its parameters, and how their texts are read.
 
-A parameter is what `run` or `worker` takes by name, with a default. What it may be is told by its
+A parameter is what `run` or `worker` takes by name, with a default. Its type is that of its
 annotation where that is a type that msgspec knows (`Size`, `Literal[...]`, `int | None`), and else
 by the type of the default. A value that cannot be used is refused before anything runs.
 """

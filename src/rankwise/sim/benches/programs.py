@@ -1,6 +1,6 @@
 """Finding programs and calling them: those that ship by name, a user's own by path.
 
-A program is a module with `run(torch)` or `worker(rank, world_size, torch)`. What it takes besides,
+A program is a module with `run(torch)` or `worker(rank, world_size, torch)`. Its other arguments,
 by name and with a default, are its parameters: `--set m=512` sets them (`parameters`).
 
 A user's file is looked at before it is executed: what is no Python, or can define neither function,

@@ -13,7 +13,7 @@ each instant it is, in this order:
 3. in a copy of the host or another device: `copies`.
 4. waiting for others: an idle device whose next command is a collective waits for ranks that come
    later (`imbalance of ranks`); if it is a message, for the rank at its other end (`pipeline
-   bubble`). What is left after its last command is divided as all devices waited before; if none
+   bubble`). The time after its last command is divided as all devices waited before; if none
    has waited, it is imbalance.
 5. idle before a command of its own: `launch`, the time of the host.
 
@@ -29,11 +29,9 @@ from typing import Any, NamedTuple
 
 from rankwise.base.sorting import by_numbers
 from rankwise.sim.benches.link_contention import (
-    BUBBLE,
     ENGINES,
     ENOUGH,
     FULL,
-    IMBALANCE,
     LAUNCH,
     START,
     TAIL,
@@ -45,9 +43,11 @@ from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.op_log import LoggedCall, LoggedOperation
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.reporting.breakdown import (
+    BUBBLE,
     COMPUTE,
     EXPOSED,
     HOST,
+    IMBALANCE,
     WAITING,
     Breakdown,
     RankParts,

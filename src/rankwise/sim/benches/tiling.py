@@ -196,7 +196,7 @@ class Tilings:
         share = min(self._port_rate, self._memory_rate / min(tiles, self._pe_count))
         first = (tiling.m + tiling.n) * tiling.k * item_bytes / share
         last = tiling.m * tiling.n * item_bytes / share
-        # What is nearly as slow as the slowest part stands in its way now and then.
+        # A part that is nearly as slow as the slowest stands in its way now and then.
         parts = (waves * steps * step, self._floor(tiling).picoseconds)
         working: float = sum(each**_SHARPNESS for each in parts) ** (1 / _SHARPNESS)
         return 2 * self._latency + first + working + last

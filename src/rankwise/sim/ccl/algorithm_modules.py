@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span, Task
-from rankwise.sim.ccl.rehearsal import spans_of
+from rankwise.sim.ccl.calculation import spans_of
 from rankwise.sim.kernel import line_of
 
 COLLECTIVES = (
@@ -175,7 +175,7 @@ def _check(module: ModuleType, task: Task, step: int, given: Any, program: Any) 
 
 
 def _problem_of(given: Any) -> str | None:
-    """Why it cannot be carried out; the rehearsal checks whether it fits the others."""
+    """Why an instruction is invalid; `calculation` checks whether it fits the others."""
     if not isinstance(given, Send | Receive | Copy | Fold):
         return f"{given!r}, expected Send, Receive, Copy or Fold"
     if not isinstance(getattr(given, "peer", 0), SupportsIndex):

@@ -6,7 +6,7 @@ messages do not tell for sure, since others are within `CLOSE` of the fastest, t
 by queue on a machine of their own, if they are small enough to be simulated by queues at all. So
 the choice is as exact as the level that the collective then runs on.
 
-What was found is remembered: a program that repeats a collective pays once.
+The choice is remembered: a program that repeats a collective pays once.
 """
 
 from collections.abc import Sequence

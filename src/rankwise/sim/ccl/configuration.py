@@ -158,7 +158,7 @@ class CollectiveConfiguration:
     def algorithm(self, collective: str, name: str | None = None) -> Algorithm:
         """The algorithm for a collective, or the one of that name; `auto` is one, too.
 
-        What has the name `auto` stands for the one that a `Chooser` finds.
+        An entry with the name `auto` stands for the one that a `Chooser` finds.
         """
         asked = name or self.chosen[collective]
         if asked == AUTO:
@@ -317,7 +317,7 @@ def levels_of(module: ModuleType) -> tuple[Level, ...]:
         ("message", "rounds"),
     )
     levels = tuple(level for level, name in needed if hasattr(module, name))
-    # What programs say is timed by messages, too (`message_graph`).
+    # Programs are timed by messages, too (`message_graph`).
     return (*levels, "message") if levels[-1] == "queue" else levels
 
 

@@ -11,12 +11,12 @@ order of the program. Between queues, order is kept where the program means it t
 reads a span waits for the last instruction that writes it, and one that writes waits for those that
 read what was there.
 
-What a slot costs: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
+The cost of a slot: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
 they have just been received and are still there, and cross the links to the slot, in TCM or HBM. To
 receive, they are taken out of the slot, which is free again, and stored to the HBM; to combine, the
-operand is loaded into TCM meanwhile, the math engine works, and the result is stored. What comes in
-before its operand stays in its slot. Loads, math and stores of one slot go on while the next one is
-received.
+operand is loaded into TCM meanwhile, the math engine works, and the result is stored. A slot that
+comes in before its operand stays in its slot. Loads, math and stores of one slot go on while the
+next one is received.
 """
 
 from collections import deque
@@ -70,7 +70,7 @@ def dependencies(program: tuple[Instruction, ...]) -> tuple[tuple[Dependency, ..
             for cell in range(cell_at[span.start], cell_at[span.stop]):
                 readers[cell].append((step, span))
         for span in writes:
-            # Who touches it from now on waits for us, and through us for all before.
+            # A later user of it waits for us, and through us for all before.
             for cell in range(cell_at[span.start], cell_at[span.stop]):
                 writer[cell] = (step, span)
                 readers[cell] = []

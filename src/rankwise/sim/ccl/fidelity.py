@@ -10,18 +10,17 @@ level     what is simulated                                  which algorithms ha
 ========= ================================================== ==================================
 
 `fidelity` of `ccl.yaml` names one of them, or `auto`, which is exact where that is cheap: the
-kernel up to `KERNEL_SLOTS_MOST` slots that all ranks send together, queues up to
-`QUEUE_SLOTS_MOST` (some two seconds of CPU), and messages beyond, where they are known to differ
-by less than 3 %: each rank has a device of its own, no part is empty, no link dies (credits then
-wait among the data of other ranks), jitter is 20 % at most, collectives that could meet have lanes
-enough to leave room in their PEs (`may_fill_pes`) and hold up all ways of a ring alike
-(`may_get_out_of_step`), and the numbers of slots and the sizes of chunks are those that suit the
-machine. What is no ring must also lie among recorded cases with such errors (`message_errors`), and
-no other group may be under way. Kernel and queue agree within 2 %. Numbers are equal to the bit on
-every level.
+kernel up to `KERNEL_SLOTS_MOST` slots that all ranks send together, queues up to `QUEUE_SLOTS_MOST`
+(some two seconds of CPU), and messages beyond, where they are known to differ by less than 3 %:
+each rank has a device of its own, no part is empty, no link dies (credits then wait among the data
+of other ranks), jitter is 20 % at most, collectives that could meet have lanes enough to leave room
+in their PEs (`may_fill_pes`) and hold up all ways of a ring alike (`may_get_out_of_step`), and the
+numbers of slots and the sizes of chunks are those that suit the machine. A collective that is no
+ring must also lie among recorded cases with such errors (`message_errors`), and no other group may
+be under way. Kernel and queue agree within 2 %. Numbers are equal to the bit on every level.
 
-What is asked of one algorithm must be possible. What is asked of all is a wish: an algorithm that
-has no such level takes what `auto` gives it, and the result says which.
+A fidelity for one algorithm must be possible. One for all is a wish: an algorithm that has no such
+level takes what `auto` gives it, and the result says which.
 """
 
 from collections import Counter

@@ -5,7 +5,7 @@ program i of another exchange blocks (`tl.send`, `tl.recv`; a peer is a rank of 
 the same queues that the form as data uses. The rank's workspace (`program`) lies in the HBM next to
 each PE, as it does there.
 
-What a kernel asks for, it gets by the name of its parameter:
+A kernel gets these by the names of its parameters:
 
 ============= ====================================================================
 `workspace`   a pointer to the rank's workspace
@@ -101,7 +101,7 @@ class KernelExecution:
         if not self._running and (unread := self._queues.unread()):
             raise ConfigError(
                 f"algorithm {self._name}: its kernel has sent data that no rank received:"
-                f" {', '.join(unread[:_TOLD])}",
+                f" {', '.join(unread[:_UNREAD_SHOWN])}",
                 hint="every tl.send needs its tl.recv at the other rank",
             )
         return None if stored is None else self._kind.decode(stored)
@@ -131,7 +131,7 @@ class KernelExecution:
         return {name: value for name, value in known.items() if name in wanted}
 
 
-_TOLD = 8
+_UNREAD_SHOWN = 8
 
 
 class _RankQueues:

@@ -1,6 +1,6 @@
 """Time a ring on the machine by messages: the rounds of all ranks at once, in numpy.
 
-What does not go in the rounds of a ring is timed by its programs (`message_graph`).
+A collective without the rounds of a ring is timed by its programs (`message_graph`).
 
 Every rank sends one message in each round, spread over its lanes. A message has two times: when its
 *head*, the first slot of each lane, can be forwarded, and when its *tail*, the last slot, can. A
@@ -30,7 +30,7 @@ and one stands for all.
 
 Nothing of that knows of others on the links: it is how long the collective takes alone. As a *flow
 transfer* (`hardware.flow_model`) it then shares the wires between the devices, and those between
-their cubes, with whatever else goes over them. Inside of a cube it meets nobody.
+cubes, with whatever else goes over them. Inside of a cube it meets no other.
 
 The ranks begin together, when the last one has come; a rank that has come before would have sent
 its first messages ahead, which no other rank could have answered with more than a few.
@@ -143,7 +143,7 @@ class MessageExecution:
         self._machine.rerouted.add_callback(self._go_on)
 
     def _ends(self) -> list[int]:
-        """By rank: how long after all have begun it has its result, if nobody is in the way."""
+        """By rank: how long after all have begun it has its result, without other traffic."""
         rounds = self._plan.rounds
         if rounds is None:
             times = MessageGraph(
@@ -395,9 +395,9 @@ class RingInstants(NamedTuple):
 class RingTiming:
     """The recurrence of the module's text; arrays by position on the ring, or of one for all.
 
-    What depends on the size of a part is in arrays by its length: parts have two lengths at most.
-    What depends on the PEs is by device besides, where devices have faults of their own, and there
-    the slowest lane counts; else lane 0 of the first one stands for all.
+    Values that depend on the size of a part are in arrays by its length: parts have two lengths at
+    most. Values that depend on the PEs are by device besides, where devices have faults of their
+    own, and there the slowest lane counts; else lane 0 of the first one stands for all.
 
     Equal rounds are replayed: as soon as one delays all instants equally, so do those that follow.
     """

@@ -333,7 +333,7 @@ class MessageGraph:
 
     def times(self) -> GraphTimes:
         """Work out when each rank has its result."""
-        # What a switch copies or combines is one step of several instructions.
+        # A message that a switch copies or combines is one step of several instructions.
         every = dict.fromkeys(step for steps in self._steps for step in steps)
         first = [step for step in every if not step.head_missing]
         for step in first:
@@ -467,7 +467,8 @@ class MessageGraph:
                     if self._uses_switch and instruction.switch != "passes":
                         switched.setdefault(sent, []).append((instruction.peer, rank))
                         continue
-                    # What is passed on slot by slot keeps the pace of what it follows.
+                    # A message that is passed on slot by slot keeps the pace of the one that it
+                    # follows.
                     is_alone = not (sent.follows or any(each[1] for each in step.followers))
                     sent.way = self._way(
                         instruction.peer,
@@ -620,7 +621,7 @@ class MessageGraph:
 
     def _add_tail(self, step: _Step, instant: float) -> None:
         if step.kind == "send":
-            # What comes last is sent last.
+            # The last slot to come is sent last.
             _, last = self._slot_sizes(step.size)
             assert step.way is not None, "it goes somewhere"
             instant += last * step.way.cap
@@ -726,8 +727,8 @@ class MessageGraph:
         wires = self._machine.sip_links(one.sip, other.sip) if is_apart else []
         uses, cap = self._uses(one.sip, other.sip, wires)
         pe = inside.pe
-        # What is sent on is still there, or loaded; what is received is stored, and if it is
-        # combined, its operand is loaded.
+        # A message that is sent on is still there, or loaded; a received one is stored, and if it
+        # is combined, its operand is loaded.
         source, target = self._looked_at(source), self._looked_at(target)
         later = [(self._resource((target, "in")), pe.port)]
         sender = [(self._resource((source, "out")), pe.port)]

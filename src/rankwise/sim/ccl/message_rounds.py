@@ -345,7 +345,7 @@ def _rooted_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator
 
 
 def _from_the_first(distance: int, count: int) -> tuple[int, ...]:
-    """The first `distance` members send so far ahead, where there is somebody."""
+    """The first `distance` members send so far ahead, where there is a member."""
     return tuple(
         member + distance if member < distance and member + distance < count else member
         for member in range(count)

@@ -13,9 +13,9 @@ dimensions; a dimension works on one chunk at a time, in the order in which they
 
 **Reading other simulators' figures.** ASTRA-sim's gigabyte, for bandwidths, is 2**30 bytes; hand it
 over as `bandwidth_gbps=50 * 1.073741824`, its `endpoint-delay` and `local-mem-bw` as `MessageCosts`
-with `reductions="astra_sim"`. Its times then come out within 0.5 %, with and without congestion:
-it cuts each delay down to whole nanoseconds. What it charges as a reduction is not what we would;
-see `MessageCosts.reductions`.
+with `reductions="astra_sim"`. Its times then come out within 0.5 %, with and without congestion: it
+cuts each delay down to whole nanoseconds. Its charge for a reduction is not ours; see
+`MessageCosts.reductions`.
 """
 
 from typing import NamedTuple

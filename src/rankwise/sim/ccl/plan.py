@@ -26,8 +26,8 @@ from rankwise.sim.ccl.algorithm_modules import (
     place_in,
     scratch_of,
 )
+from rankwise.sim.ccl.calculation import InstructionOrder, calculate, order_of
 from rankwise.sim.ccl.configuration import Algorithm
-from rankwise.sim.ccl.rehearsal import InstructionOrder, rehearse, schedule_of
 from rankwise.sim.ccl.rounded_reductions import finish
 from rankwise.sim.ccl.switched_messages import SwitchedMessage, leaders, switched_messages
 from rankwise.sim.hardware.routing import axes_of
@@ -127,9 +127,9 @@ def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
 class Plan:
     """The programs of all ranks, the lengths of their workspaces, and what is calculated there.
 
-    An algorithm that is a kernel alone has empty programs: who talks to whom is not known before.
-    One that goes in the rounds of a ring has its programs and its schedule made when they are first
-    asked for, since its messages are known without: among 1,024 ranks those are four million
+    An algorithm that is a kernel alone has empty programs: which ranks exchange messages is not
+    known. One that goes in the rounds of a ring has its programs and their order made when they are
+    first asked for, since its messages are known without: among 1,024 ranks those are four million
     instructions, and the message level needs none of them. Of an algorithm that treats all ranks
     alike, one program is made first (`model`), for the same reason.
 
@@ -147,13 +147,13 @@ class Plan:
         )
         alike = getattr(module, "symmetry", None) if is_ours(module) else None
         self.symmetry: Grid | None = alike(request.task(0)) if alike is not None else None
-        # What ships is tested; of thousands of ranks, messages need no schedule.
+        # Shipped algorithms are tested; of thousands of ranks, messages need no order.
         if self.rounds is None and not is_ours(
             module
         ):  # all errors come now, from the line that called
             # Not through the properties: the line that called would be one of `functools`.
             self.programs = self._written()
-            self.schedule = self._played()
+            self.order = self._played()
 
     @cached_property
     def programs(self) -> tuple[tuple[Instruction, ...], ...]:
@@ -189,7 +189,7 @@ class Plan:
         )
 
     @cached_property
-    def schedule(self) -> InstructionOrder:
+    def order(self) -> InstructionOrder:
         """What is calculated.
 
         Raises:
@@ -200,7 +200,7 @@ class Plan:
     def _played(self) -> InstructionOrder:
         programs, lengths = self.programs, self.lengths
         try:
-            return schedule_of(programs, lengths)
+            return order_of(programs, lengths)
         except ConfigError as error:
             module = algorithm_module(self.request.module)
             raise AlgorithmError(
@@ -240,7 +240,7 @@ class Plan:
             self.workspace(rank, operand, kind, may_overwrite=may_overwrite)
             for rank, operand in enumerate(operands)
         ]
-        rehearse(self.schedule, workspaces, op, kind)
+        calculate(self.order, workspaces, op, kind)
         return [self.values(rank, space, op, kind) for rank, space in enumerate(workspaces)]
 
     def workspace(

@@ -1,7 +1,7 @@
 """Reads faults: `kill:rank=3@collective=9`, or a file with a list of them.
 
 One language for all simulations. A fault is its word in `what` and its fields; in the short form
-they are written in a line. Durations have their unit. What a fault strikes shows in the part that
+they are written in a line. Durations have their unit. The target of a fault shows in the part that
 it names: `kill:rank=3`, `kill:node=1`, `kill:link=sip0-sip1`. Each simulation takes some of them:
 
 =================================== =============================================================

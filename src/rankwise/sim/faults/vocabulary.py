@@ -250,7 +250,7 @@ class LoseGuardian(_OfCluster, frozen=True, kw_only=True, tag="lose-guardian"):
 
 
 class BlameWorker(_OfCluster, frozen=True, kw_only=True, tag="blame-worker"):
-    """Somebody has found out that a worker keeps the others waiting in a collective."""
+    """A worker is found to keep the others waiting in a collective."""
 
     node: int = 0
     local_rank: int = 0
@@ -318,7 +318,7 @@ class SlowDisk(_OfCluster, frozen=True, kw_only=True, tag="slow-disk"):
 
 
 class StartAgents(_OfCluster, frozen=True, kw_only=True, tag="start-agents"):
-    """Agents start on these nodes wherever none lives, as somebody begins the job again.
+    """Agents start on these nodes wherever none lives, as when a user begins the job again.
 
     With a `restarts_max` they want another budget than the plan's, and so another charter; with a
     `program` they bring another program.

@@ -10,7 +10,7 @@ or integer) if there is any, scaled by the widths. So an engine with a rate for 
 of it, and a model need not list what it does not care about.
 
 `pe.cost_model` of a topology names another one: an entry point of the group `rankwise.cost_models`,
-a function that takes the `MachineSpec` and gives a `CostModel`. What it answers is checked, since a
+a function that takes the `MachineSpec` and gives a `CostModel`. Its answers are checked, since a
 fraction of a picosecond or a negative time would end determinism somewhere else.
 """
 

@@ -1,11 +1,11 @@
 """The graph engine: takes commands, gives handles, runs the agenda until a handle completes.
 
-A command becomes a process at once, but nothing happens until somebody waits: virtual time moves
+A command becomes a process at once, but nothing happens until a caller waits: virtual time moves
 only inside `wait` and `run`. Each process waits for the command before it in its stream and for the
 handles that it names, pays for the driver (`host.command_ns`), occupies what it needs, has its
-effect on the data at the instant of its completion, and is written to the op log in that order.
-So the order of effects is the order of the log, and where two commands are not ordered by a stream
-or by `after`, the program has left it open.
+effect on the data at the instant of its completion, and is written to the op log in that order. So
+the order of effects is the order of the log, and where two commands are not ordered by a stream or
+by `after`, the program has left it open.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class GraphEngine:
     Attributes:
         replicas: the launches that were not simulated, since another device did the same.
         peers: the memory that devices share with each other.
-        watchpoints: who waits for memory to change.
+        watchpoints: the programs that wait for memory to change.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class GraphEngine:
         return found
 
     def submit(self, command: Command, line: SourceLine | None = None) -> CommandHandle:
-        """Take a command in; it is carried out while somebody waits.
+        """Take a command in; it is carried out during a wait.
 
         A deadlock report says that it was submitted at `line`: the caller's, unless given.
         """

@@ -75,7 +75,7 @@ class KernelEnvironment:
         return self.space_around(address).mapping_at(address)
 
     def program_ended(self, dma_waited: int) -> None:
-        """Hear that a program has ended, and for how long it waited for loads and stores."""
+        """Note that a program has ended, and for how long it waited for loads and stores."""
 
     def start_copy(self, pe: "Pe", source: int, target: int, size: int) -> Future:
         """Begin to move bytes from memory to memory with the DMA engine of a PE. Time only."""

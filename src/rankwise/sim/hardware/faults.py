@@ -293,7 +293,7 @@ def _wire_name(sips: "SipsSpec", hop: Hop) -> str:
 
 
 def _owner(part: str) -> str:
-    """Whose rate it is: of a link inside of a PE, that of the PE."""
+    """The part whose rate it is: of a link inside of a PE, that of the PE."""
     return part.rpartition(".")[0] if ".pe" in part else part
 
 

@@ -12,10 +12,10 @@ time: a picosecond for each picosecond, while every link gives it what it demand
 all links of all transfers that meet (`fair_shares`). A busy link serves in turn, a chunk each, so
 the weight of a transfer is the bytes that it has on a link in one turn: a chunk for each lane.
 Where a transfer has fewer bytes for each of them than on another link, they wait there only part of
-the time, and its weight is less by as much. What waits for one link does not hold another one
-(back-pressure, `links`), so lanes get max-min fair shares, and no weight depends on what is under
-way. Speeds are worked out anew when a transfer comes or goes, for those that it meets, directly or
-through others; once for all that come and go at one instant.
+the time, and its weight is less by as much. A transfer that waits for one link does not hold
+another one (back-pressure, `links`), so lanes get max-min fair shares, and no weight depends on
+what is under way. Speeds are worked out anew when a transfer comes or goes, for those that it
+meets, directly or through others; once for all that come and go at one instant.
 
 **Latency.** Collectives that meet begin together and wait together: what one leaves of a link while
 it waits for latencies, another one does not take. So the part of a transfer's time in which it
@@ -53,7 +53,7 @@ class FlowTransfer:
         name: what deadlock reports call it.
         loads: how many bytes it moves over each link.
         duration: picoseconds that it takes alone.
-        marks: how much progress somebody waits for (`reached`).
+        marks: how much progress is waited for (`reached`).
         weights: the bytes that it has on each link in a turn.
         latency: the part of the duration in which it moves nothing.
 
@@ -214,7 +214,7 @@ class Sharing:
         self.transfers: list[FlowTransfer] = []
 
     def stretched(self, link: Link, duration: int, flows: int, chunk: int = USUAL_CHUNK) -> int:
-        """How long a chunk takes beside the transfers, which hear what it takes from them.
+        """How long a chunk takes beside the transfers, which learn what it takes from them.
 
         Args:
             link: which carries it.

@@ -1,7 +1,7 @@
 """A machine built from a topology: SIPs of cubes of PEs, and the links between them.
 
 Everything is built when it is first used, so a system of thousands of PEs of which a program uses
-ten costs what ten cost. What is built is listed in the order of the topology wherever it is listed.
+ten costs what ten cost. Lists of built parts are in the order of the topology.
 
 A path from one memory to another is: the memory that is read, the crossbar port of its side, the
 die-to-die links to the package's gateway (cube 0), the links between SIPs, and down again. Where
@@ -579,7 +579,7 @@ class HardwareMachine:
 
 
 class _Transfer(NamedTuple):
-    """The name of a transfer, which is only written when somebody reads it."""
+    """The name of a transfer, which is only written when it is read."""
 
     source: Memory
     destination: Memory

@@ -23,12 +23,12 @@ a lane of its own, except where flows follow each other in one queue between PEs
 together. Two lanes over a link have half of it each, and a short message never waits for the whole
 of a long one.
 
-**Back-pressure.** A lane that waits for a link further on does not hold what others can use here:
-a link passes over a lane while enough of it waits there, and serves the next one (`is_held_up`).
+**Back-pressure.** A lane that waits for a link further on does not hold what others can use here: a
+link passes over a lane while enough of it waits there, and serves the next one (`is_held_up`).
 Enough is what that link takes as long for, in turn with its other lanes, as a chunk needs to get
 there: one bandwidth-delay product of the lane. Round robin with such windows from hop to hop gives
 max-min fair rates (Hahne, Round-robin scheduling for max-min fairness in data networks, 1991). If
-all lanes are held up, the next one is served all the same: nobody loses by it.
+all lanes are held up, the next one is served all the same: no other loses by it.
 
 **Express.** As long as a flow shares no link, all of that is arithmetic: chunk i comes to a link at
 `start + i * pace` and the latencies before it. So a flow that finds its whole path idle takes it as
@@ -40,8 +40,8 @@ does.
 takes a share of each of its links (`flow_model`). Chunks that come to such a link take as much
 longer as their share is less than the whole, and the transfer is told what they took from it.
 
-Links do not refuse: a lane alone fills the buffers in front of a full link. What is bounded (slots
-of queues between PEs) has credits, in `ipcq`.
+Links do not refuse: a lane alone fills the buffers in front of a full link. Bounded resources
+(slots of queues between PEs) have credits, in `ipcq`.
 """
 
 from collections import deque

@@ -84,7 +84,7 @@ class Mapping:
 
     @property
     def was_written(self) -> bool:
-        """Whether anybody has asked for the bytes; if not, they are all zero."""
+        """Whether the bytes were ever asked for; if not, they are all zero."""
         return self._data is not None
 
     def shares(self, begins: Offsets, ends: Offsets) -> list[tuple[Memory, int]]:

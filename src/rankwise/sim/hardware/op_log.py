@@ -74,7 +74,7 @@ class OpLog:
         self.calls: dict[int, LoggedCall] = {}
         """By the number of an entry, the call that it is a part of."""
         self.on_append: Callable[[], None] | None = None
-        """Called after each operation, if somebody takes samples."""
+        """Called after each operation, while samples are taken."""
 
     def append(
         self,

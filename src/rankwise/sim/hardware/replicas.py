@@ -8,7 +8,7 @@ At its end, its links and engines count as equally busy. Replicas change no simu
 the cost of the simulation.
 
 **With data**, each calculates its own numbers, and shows at the beginning that they decide the same
-(`Candidate.rehearse`).
+(`Candidate.calculate`).
 
 **Idle at the beginning.** A launch is an original or a replica if its SIP is idle: no other
 command runs there, no link or engine is busy, and no flow from elsewhere is in flight.
@@ -35,11 +35,11 @@ to write down what it does costs a fifth of a small launch."""
 class Candidate(Protocol):
     """A launch that may have replicas, or be one."""
 
-    def rehearse(self) -> tuple[Hashable, Callable[[], None]] | None:
-        """Calculate what it stores: how it decides, and what takes its numbers back.
+    def calculate(self) -> tuple[Hashable, Callable[[], None]] | None:
+        """Calculate what it stores; returns how it decides, and what takes its numbers back.
 
-        None, and nothing has changed, if its data may decide otherwise on a machine. To be asked
-        right before it begins: launches that decide alike take the same time.
+        None, and nothing has changed, if its data may decide otherwise on a machine. Call it right
+        before the launch begins: launches that decide alike take the same time.
         """
         ...
 
@@ -275,7 +275,7 @@ class Replicas(Generic[Member]):
         self._in_vain = 0
         """How many originals there have been since the last replica."""
         self._seen: dict[Hashable, int] = {}
-        """By likeness, the SIP that the latest launch was on that nobody has rehearsed."""
+        """By likeness, the SIP of the latest launch that was not calculated beforehand."""
         self._commands: dict[int, int] = {}
         """How many commands are being carried out, by the SIP that they touch; -1 for all."""
         machine.on_touch = self.touch
@@ -327,10 +327,10 @@ class Replicas(Generic[Member]):
             sip: the device of the launch, which nothing that it does leaves.
             likeness: equal to that of another launch that does the same on its own device.
             member: the launch.
-            has_data: whether it has to be rehearsed.
+            has_data: whether it has to be calculated first.
         """
         self._coming.append((sip, likeness, member))
-        yield 0  # those that begin in this wave decide together whether rehearsing pays
+        yield 0  # those that begin in this wave decide together whether calculating pays
         alike = sum(1 for _, other, _ in self._coming if other == likeness)
         self._coming = [each for each in self._coming if each[2] is not member]
         if not self.are_allowed or not self._is_quiet(sip):
@@ -355,12 +355,12 @@ class Replicas(Generic[Member]):
             return None  # as far as we know, no other device does the same
         if has_data:
             going_on = [each.member for each in self._roles.values() if each.member is not None]
-            rehearsed = member.rehearse() if member.is_apart_from(going_on) else None
-            if rehearsed is None:
+            calculated = member.calculate() if member.is_apart_from(going_on) else None
+            if calculated is None:
                 return None
         else:
-            rehearsed = None, _leave_it
-        decides, take_back = rehearsed
+            calculated = None, _leave_it
+        decides, take_back = calculated
         if original is not None and original.decides == decides:
             self.count += 1
             self._in_vain = 0

@@ -1,7 +1,7 @@
 """How much links have carried, sampled while a run goes on: bandwidth over time.
 
 Samples are taken when something else happens anyway (a message arrives, an operation ends), so they
-add nothing to the agenda and change no instant. What a link has carried is exact at any instant;
+add nothing to the agenda and change no instant. The bytes of a link are exact at any instant;
 between two samples a bandwidth is an average. Where there are more samples than wanted, every other
 one is dropped and they are taken half as often.
 """

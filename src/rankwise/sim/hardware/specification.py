@@ -195,7 +195,7 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
         names = [each for each in (level.name for level in self.levels) if each]
         if len(set(names)) < len(names):
             raise ValueError(f"levels have one name twice: {', '.join(names)}")
-        # What is told of the machine (`Topology.spec`) has the count and the graph, too.
+        # The description of the machine (`Topology.spec`) has the count and the graph, too.
         msgspec.structs.force_setattr(self, "count", count)
         msgspec.structs.force_setattr(self, "graph", "levels")
 

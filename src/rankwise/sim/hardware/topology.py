@@ -149,7 +149,7 @@ def parse_topology(text: str, source: str, *, has_lines: bool = True) -> Topolog
     Args:
         text: what a file would hold.
         source: what errors call it.
-        has_lines: whether somebody wrote it in these lines, so that errors may name them.
+        has_lines: whether these are the lines of a file, so that errors may name them.
     """
     try:
         node = yaml.compose(text, Loader=Loader)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from rankwise.sim.kernel import Future
 
 _GRANULE_BYTES = 8
-"""A word of the widest type fills one granule. Who shares a granule is woken together."""
+"""A word of the widest type fills one granule. Programs that share a granule are woken together."""
 
 
 class Watchpoints:
@@ -35,7 +35,7 @@ class Watchpoints:
         self._everywhere.append(future)
 
     def are_awaited(self) -> bool:
-        """Whether anybody waits for a change."""
+        """Whether a change is waited for."""
         watching = (self._everywhere, *self._by_granule.values())
         return any(not future.is_done for futures in watching for future in futures)
 

@@ -1,6 +1,6 @@
 """Tell who waits for what, since when, and on which line of user code.
 
-A simulated world in which nothing can happen any more while somebody waits is told at once and in
+A simulated world in which nothing can happen any more while processes wait is told at once and in
 full, because the answer to "why does it hang" is always in that list.
 """
 

@@ -1,9 +1,9 @@
 """Things to wait for: futures, processes, and combinations of them.
 
-A `Future` happens at most once, with a value or with an exception. Who waits for it is kept in a
-list of *items* in the very form that the agenda takes, so that completing one is one
-`list.extend`, however many wait. A `Process` is a generator that the simulator resumes, and at the
-same time the future of its end.
+A `Future` happens at most once, with a value or with an exception. Its waiters are kept in a list
+of *items* in the very form that the agenda takes, so that completing one is one `list.extend`,
+however many wait. A `Process` is a generator that the simulator resumes, and at the same time the
+future of its end.
 
 A process reads what it was waiting for when it is resumed, not when the future is done. So a
 waiting process needs no copy of the value, and cancelling one is to exchange what it waits for.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.base.errors import LocalProtocolError
 
-try:  # it is for the compiler, and nobody else needs the package
+try:  # it is for the compiler, and nothing else needs the package
     from mypy_extensions import mypyc_attr
 except ImportError:
 

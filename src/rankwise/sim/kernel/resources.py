@@ -36,7 +36,7 @@ class Server:
     @property
     def busy(self) -> int:
         """Time up to now in which it worked; never more than the time that has passed."""
-        # What lies ahead is one unbroken stretch, since work begins as soon as it can.
+        # The work ahead is one unbroken stretch, since work begins as soon as it can.
         return self._work - max(0, self.free_at - self._simulator.now)
 
     def __str__(self) -> str:

@@ -1,13 +1,13 @@
 """The event loop of a simulation: what happens next, in integer time.
 
 The agenda says for each instant what happens then: one item, or a list of them in the order in
-which they were asked for; that order is the sequence number. What is asked for at the current
-instant goes to the list `_ready`, which is taken as the next *wave* of the same instant. So ties
-need no comparison, nothing is ordered by a hash or an address, and many things at one instant,
-which is what symmetrical machines do, cost next to nothing.
+which they were asked for; that order is the sequence number. An event at the current instant goes
+to the list `_ready`, which is taken as the next *wave* of the same instant. So ties need no
+comparison, nothing is ordered by a hash or an address, and many things at one instant, which is
+what symmetrical machines do, cost next to nothing.
 
-What lies far ahead is in a dictionary, in no order. The loop sorts the next *stretch* of it into
-two lists, instants and items, and walks through them; what is asked for inside of the stretch is
+Events far ahead are in a dictionary, in no order. The loop sorts the next *stretch* of it into two
+lists, instants and items, and walks through them; what is asked for inside of the stretch is
 inserted ahead of the walk. That is cheaper than a heap: most of what is asked for lies beyond the
 stretch, where it costs an entry of a dictionary and its share of a sort. Instants that a sort has
 seen and no stretch has taken are the first ones in the dictionary; they are kept sorted beside it.
@@ -94,7 +94,7 @@ class Simulator:
             raise LocalProtocolError(f"instant {instant} is in the past: it is {self.now}")
 
     def future(self, name: object = "") -> Future:
-        """Make a future that somebody will let happen with `succeed` or `fail`."""
+        """Make a future that the caller lets happen with `succeed` or `fail`."""
         return Future(self, name)
 
     def timer(self, delay: int) -> Future:
@@ -210,7 +210,7 @@ class Simulator:
         soon_at, soon, later = self._soon_at, self._soon, self._later
         last = _NEVER if last_instant is None else last_instant
         now = self.now
-        # What is ready at this instant is carried out, wherever the limit is.
+        # Events at this instant are carried out, wherever the limit is.
         horizon = max(now, last if self.time_limit is None else min(last, self.time_limit))
         wall_end = None if self.wall_limit_s is None else time.monotonic() + self.wall_limit_s
         waves = 0
@@ -467,8 +467,8 @@ def _joined(there: Wave, item: AgendaItem) -> Wave:
 def _few_collections() -> Iterator[None]:
     """Have Python look for cyclic garbage less often, as long as a simulation runs.
 
-    What waits on the agenda outlives the shortest-lived things by far, and every look goes over it
-    in vain: half the time of a large system. There are next to no cycles in a simulation.
+    Events on the agenda outlive the shortest-lived things by far, and every look goes over it in
+    vain: half the time of a large system. There are next to no cycles in a simulation.
     """
     before = gc.get_threshold()
     if 0 < before[0] < _OBJECTS_PER_COLLECTION:

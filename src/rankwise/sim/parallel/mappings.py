@@ -1,7 +1,7 @@
 """From what every rank has to what each has a part of, and back: forward only.
 
-The names are Megatron's. Parts are along the last dimension. What comes back is a new tensor, but
-where nothing has to be done.
+The names are Megatron's. Parts are along the last dimension. The result is a new tensor, but where
+nothing has to be done.
 """
 
 from rankwise.base.errors import ConfigError

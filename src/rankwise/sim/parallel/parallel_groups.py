@@ -3,8 +3,8 @@
 Ranks that are neighbours in number are a tensor-parallel group: with 8 ranks and a size of 2, the
 groups are (0, 1), (2, 3), (4, 5), (6, 7), and the data-parallel ones (0, 2, 4, 6) and (1, 3, 5, 7).
 
-The functions take no context: they are about the one that is open. What they remember of it is kept
-in a weak registry, so a context that is closed and forgotten by everyone else is gone.
+The functions take no context: they are about the one that is open. Their records of it are kept in
+a weak registry, so a context that is closed and forgotten by everyone else is gone.
 """
 
 from typing import NamedTuple

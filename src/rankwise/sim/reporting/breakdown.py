@@ -21,6 +21,8 @@ CAUSES = (COMPUTE, EXPOSED, WAITING, HOST, ASLEEP, IDLE)
 NOTHING = "nothing to do"
 """What is idle time that nothing else explains: the end of a rank before that of the last one."""
 MESSAGES = "messages"
+IMBALANCE, BUBBLE = "imbalance of ranks", "pipeline bubble"
+"""Waiting until a collective begins, and until a message between ranks does."""
 
 _META = "rankwise-breakdown"
 
@@ -42,10 +44,11 @@ class BreakdownPart(msgspec.Struct, frozen=True, order=True):
 
 
 class RankParts(msgspec.Struct, frozen=True):
-    """What one rank spent its time with."""
+    """What one rank spent its time with; `weight` is for how many ranks it stands."""
 
     rank: int
     parts: tuple[BreakdownPart, ...]
+    weight: float = 1.0
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +88,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def means(self) -> dict[tuple[str, str, str], Fraction]:
-        """The same as a mean over the ranks: what adds up to `time`."""
+        """The same as a mean over all ranks of the run: what adds up to `time`."""
         found: dict[tuple[str, str, str], Fraction] = {}
-        for each in self.ranks:
+        weights = [Fraction(each.weight) for each in self.ranks]
+        for each, weight in zip(self.ranks, weights, strict=True):
             for key, time in self.of_rank(each).items():
-                found[key] = found.get(key, Fraction(0)) + time / len(self.ranks)
+                found[key] = found.get(key, Fraction(0)) + time * weight / sum(weights)
         return found
 
 
@@ -158,7 +162,7 @@ def from_json(text: str | bytes, path: str) -> Breakdown:
             raise ConfigError(
                 f"the breakdown in {path} is damaged: the parts of rank {each.rank} do not add up"
             )
-    if not found.ranks or found.whole_ps <= 0:
+    if not found.ranks or found.whole_ps <= 0 or min(each.weight for each in found.ranks) <= 0:
         raise ConfigError(f"{path} tells of a run in which no rank took any time")
     return found
 

@@ -191,7 +191,7 @@ def _nodes(did: Iterable[_Did]) -> Iterator[ChakraNode]:
         )
         known = ends[each.sort]
         known.append((each.end, number))
-        # What ended earlier than something that has ended can be nobody's latest.
+        # A slice that ended before another one that has ended cannot be the latest of any.
         over = [item for item in known if item[0] <= each.start]
         for item in sorted(over)[:-1]:
             known.remove(item)

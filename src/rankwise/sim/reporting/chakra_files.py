@@ -254,7 +254,7 @@ def _messages() -> tuple[dict[str, Any], Any]:
 
 
 def _describe(file: Any, of_fields: Any) -> None:
-    """Describe the messages. What a reader does not know of, protobuf leaves out by itself."""
+    """Describe the messages. protobuf leaves unknown fields out by itself."""
 
     def message(name: str, *fields: tuple[str, int, str], repeated: Iterable[str] = ()) -> Any:
         made = file.message_type.add(name=name)

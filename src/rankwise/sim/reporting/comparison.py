@@ -3,7 +3,7 @@
 A comparison is computed once, as a value; text, JSON and the page only show it. Times are exact
 fractions of picoseconds, per step where both runs have steps. A row is a cause, a kind and a phase;
 its times are means over the ranks of each run. Since the parts of each rank add up to the whole,
-the rows add up to the difference. What only one run has, is nothing in the other one.
+the rows add up to the difference. A row of one run alone is zero in the other one.
 
 Ranks are aligned by their numbers. If the worlds differ in size, or ranks are known of one run
 alone, the table has those that both have, and a note says what is missing.
@@ -14,10 +14,13 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rankwise.base.wording import counted, ranks_in_words
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.breakdown import (
+    BUBBLE,
     EXPOSED,
     HOST,
     IDLE,
+    IMBALANCE,
     WAITING,
     Breakdown,
     causes_in_order,
@@ -108,11 +111,17 @@ class Comparison(NamedTuple):
         changed = sorted(self.by_kind(), key=lambda row: -abs(row.difference))
         told = [row for row in changed if abs(self.share(row.difference)) >= _NOTABLE][:_NAMED]
         whats = [
-            f"{percent(abs(self.share(row.difference)))} "
+            f"{self._amount(row.difference, is_percent=share <= 1)} "
             f"{'more' if row.difference > 0 else 'less'} {kind_in_words(row.cause, row.kind)}"
             for row in told
         ]
         return f"{begin}{': ' if whats else ''}{', '.join(whats)}"
+
+    def _amount(self, difference: Fraction, *, is_percent: bool) -> str:
+        """As a share of the first run, as the whole is told; a time where shares are over one."""
+        if is_percent:
+            return percent(abs(self.share(difference)))
+        return format_picoseconds(round(abs(difference)))
 
     def as_document(self) -> dict[str, Any]:
         """The comparison for other programs; times in seconds."""
@@ -197,7 +206,7 @@ def kind_in_words(cause: str, kind: str) -> str:
     if cause == EXPOSED:
         return f"exposed {kind}"
     if cause == WAITING:
-        return f"waiting for {kind}" if kind != "pipeline bubble" else kind
+        return kind if kind in {BUBBLE, IMBALANCE} else f"waiting for {kind}"
     if cause == IDLE:
         return "idle time"
     return kind

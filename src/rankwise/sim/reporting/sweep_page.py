@@ -13,7 +13,6 @@ from rankwise.base.plots import (
     PLOT_RIGHT,
     PLOT_TOP,
     Labels,
-    LinearScale,
     Series,
     axes,
     dot,
@@ -21,6 +20,7 @@ from rankwise.base.plots import (
     lines_plot,
     polyline,
     round_up,
+    scale_for,
 )
 from rankwise.base.units import format_bytes
 from rankwise.base.web_page import document, fragment, svg, table
@@ -39,6 +39,8 @@ _SERIES_SHOWN = 16
 _PLOTS_SHOWN = 4
 _LABELS_SHOWN = 12
 _ROWS_IN_NOTEBOOK = 60
+_BYTES_BASE = 16.0
+"""Powers of it are round numbers of bytes: 1 MiB, 16 MiB, 256 MiB, 4 GiB."""
 _WHOLE_MOST = 1e10
 """Below, whole values are told as they were given."""
 Row = Mapping[str, Value]
@@ -248,12 +250,12 @@ def pareto_chart(swept: SweepTable) -> str:
     what, places = _places(swept)
     if len({place.cost for place in places}) < 2:
         return ""
-    x = LinearScale(
-        _round_cost(what, max(place.cost for place in places)), PLOT_LEFT, PLOT_RIGHT - 20
-    )
+    costs = [place.cost for place in places]
+    base = _BYTES_BASE if what == "peak memory" else 10.0
+    x = scale_for(costs, _round_cost(what, max(costs)), PLOT_LEFT, PLOT_RIGHT - 20, base)
     has_rates = any(place.rate for place in places)
     heights = [place.rate if has_rates else place.seconds for place in places]
-    y = LinearScale(round_up(max(heights)), PLOT_BOTTOM, PLOT_TOP)
+    y = scale_for(heights, round_up(max(heights)), PLOT_BOTTOM, PLOT_TOP)
     height_in_words = _rate_in_words if has_rates else _time_in_words
     words: tuple[Callable[[float], str], Callable[[float], str]] = (
         (lambda value: format_bytes(round(value))) if what == "peak memory" else _number_in_words,

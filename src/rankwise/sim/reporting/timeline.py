@@ -1,9 +1,9 @@
 """The op log, dealt to tracks: what each engine of each device was doing when.
 
-A track holds slices that do not overlap. What a device did at the same time (streams overlap) goes
-to further lanes of its track. The op log counts an operation of a PE from the moment at which it
-was given to its engine; there it waits for others. On a track it begins when those are done that
-were there before it and end before it: when an engine has *got to it*.
+A track holds slices that do not overlap. Simultaneous work of a device (streams overlap) goes to
+further lanes of its track. The op log counts an operation of a PE from the moment at which it was
+given to its engine; there it waits for others. On a track it begins when those are done that were
+there before it and end before it: when an engine has *got to it*.
 """
 
 from bisect import bisect_right

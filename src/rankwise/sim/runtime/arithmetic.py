@@ -4,7 +4,7 @@ Types are promoted and shapes broadcast as torch does it; narrow fractions are c
 rounded once. Operands are tensors of one device and Python numbers. A result is a new tensor, which
 lies where its device's channels take turns; `x += y` and its siblings write to `x` itself.
 
-What goes beyond that is a kernel of the user's own, and a `TypeError` here which says so.
+Anything beyond that needs a kernel of the user's own: a `TypeError` here says so.
 """
 
 from collections.abc import Sequence

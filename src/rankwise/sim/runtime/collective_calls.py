@@ -72,13 +72,25 @@ class Request(NamedTuple):
     root: int
     algorithm: str | None
 
+    @property
+    def signature(self) -> CallSignature:
+        """All of it as a call: of several tensors, the shape of the first and the size of all."""
+        return CallSignature(
+            self.operation,
+            self.op.value,
+            self.root,
+            (TensorForm(self.shape, short_name(self.kind)),),
+            algorithm=self.algorithm or "",
+            size_bytes=self.elements * self.kind.itemsize,
+        )
+
 
 class RankContribution:
     """One rank's call of a collective.
 
     Attributes:
         request: what it asks for.
-        signature: the same as the matcher compares it.
+        signature: the same, as the matcher compares it.
         number: counts the rank's collectives in the group, from 1.
         rank: the rank, counted over all ranks.
         group: the group that it was called in.
@@ -105,6 +117,7 @@ class RankContribution:
         way: tuple[int, int] | None = None,
     ) -> None:
         self.request = request
+        self.signature = request.signature
         self.number = number
         self.rank = rank
         self.group = group
@@ -116,11 +129,6 @@ class RankContribution:
         self.handle: CommandHandle | None = None
         self.is_awaited = False
         self.series = ""
-
-    @property
-    def signature(self) -> Request:
-        """What the matcher compares."""
-        return self.request
 
     @property
     def called(self) -> CallSignature:
@@ -249,7 +257,7 @@ class Collective:
                 kind=asked.kind, operation=_MATH[asked.op], collective=name, ranks=ranks,
             )  # fmt: skip
         else:
-            _ = self._plan.schedule  # what is wrong with the programs is told before anything runs
+            _ = self._plan.order  # invalid programs are refused before anything runs
             self._execution = CollectiveExecution(
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,

@@ -44,7 +44,7 @@ from rankwise.sim.triton.launch_arguments import TensorDescriptor
 from rankwise.sim.triton.machine_launch import unread_messages, watch_races
 from rankwise.sim.triton.peers import LaunchRank
 
-_UNREAD_TOLD = 8
+_UNREAD_SHOWN = 8
 _OPEN: "list[weakref.ref[RuntimeContext]]" = []
 """The contexts that are open, the innermost last; weak, so that none is kept alive by it."""
 
@@ -171,9 +171,11 @@ class RuntimeContext:
         """Refuse messages between kernels that no kernel has received."""
         unread = unread_messages(self.engine.machine)
         if unread:
-            more = f"; and {len(unread) - _UNREAD_TOLD} more" if len(unread) > _UNREAD_TOLD else ""
+            more = (
+                f"; and {len(unread) - _UNREAD_SHOWN} more" if len(unread) > _UNREAD_SHOWN else ""
+            )
             raise LocalProtocolError(
-                f"data was sent that no rank received: {'; '.join(unread[:_UNREAD_TOLD])}{more}",
+                f"data was sent that no rank received: {'; '.join(unread[:_UNREAD_SHOWN])}{more}",
                 hint="every tl.send needs its tl.recv, in this launch or in another",
             )
 
@@ -219,7 +221,7 @@ class RuntimeContext:
         return self._awaited.get(rank)
 
     def was_waited_for(self, handle: Any) -> bool:
-        """Whether a command is complete, and somebody has waited for it."""
+        """Whether a command is complete, and was waited for."""
         return handle in self._completed
 
     def complete(self, handle: Any) -> None:
@@ -312,7 +314,7 @@ class RuntimeContext:
             self.drain_waits()
 
     def synchronize(self) -> None:
-        """Wait for everything that was submitted: by this rank, or outside of ranks by anybody."""
+        """Wait for everything that was submitted: by this rank, or outside of ranks by all."""
         if getcurrent().parent is None:
             self.drain_waits()
             self._streams.synchronize()

@@ -54,7 +54,7 @@ class TensorCreation:
         """A tensor of zeros."""
         lengths, kind = _shape(shape), _kind(dtype)
         tensor = self._context.allocate(lengths, kind, dp, name)
-        # What numpy makes as zeros takes no memory before somebody writes to it.
+        # Zeros of numpy take no memory before they are written to.
         tensor.write(np.zeros(lengths, kind.storage) if self._context.engine.enable_data else None)
         return tensor
 

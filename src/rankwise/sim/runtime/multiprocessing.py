@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rankwise.sim.runtime.collective_calls import RankContribution
     from rankwise.sim.runtime.context import RuntimeContext
 
-_FAILURES_TOLD = 8
+_FAILURES_SHOWN = 8
 """Where ranks failed in more ways than that, the message has the first."""
 _COLLECTIVES_SHOWN = 16
 """Of more open collectives, the message has the first."""
@@ -449,8 +449,8 @@ def _spawn_exception(
         ranks.setdefault(_failure(errors[rank]), []).append(rank)
     told = [f"{ranks_in_words(which)}: {what}" for what, which in ranks.items()]
     if len(told) > 1:
-        more = len(told) - _FAILURES_TOLD
-        told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]
+        more = len(told) - _FAILURES_SHOWN
+        told = ["", *told[:_FAILURES_SHOWN], *([f"... and {more} more (see .errors)"] * (more > 0))]
     message = f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}"
     exception = SpawnException(message, failed, failures, nprocs=nprocs)
     exception.__cause__ = errors[failures[0].rank]

@@ -2,11 +2,10 @@
 
 Which calls meet, `core.matching` decides; the messages of a pair are a group of their own. This is
 the transport: a rank that waits gives way until all have come, and then until its part is complete.
-What can never take place is found here, and told by the scheduler.
+A collective that can never take place is found here, and reported by the scheduler.
 """
 
 import weakref
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -136,7 +135,7 @@ class PendingCollectives:
             group=call.series,
             number=call.number,
             signature=call.called,
-            match=zlib.crc32(repr(call.request).encode()),
+            match=call.signature.checksum,
             place="" if line is None else f"{line.file.rpartition('/')[2]}:{line.number}",
             stage=stage,
         )
@@ -155,7 +154,7 @@ class PendingCollectives:
         return [collective_in_words(match) for match in self._matcher.open.values()]
 
     def awaited_by(self, call: RankContribution) -> list[int]:
-        """Who has not joined the collective of a call."""
+        """The ranks that have not joined the collective of a call."""
         match = self._matcher.open.get((call.series, call.number))
         return [] if match is None else sorted(match.missing())
 

@@ -44,7 +44,7 @@ class Stream:
     def synchronize(self) -> None:
         """Wait until everything in it is complete.
 
-        A failure that somebody has been told already is not raised again.
+        A failure that was reported already is not raised again.
         """
         for handle in self.tail():
             if not self._context.was_waited_for(handle):
@@ -59,7 +59,8 @@ class Stream:
         self._come_after(other.tail())
 
     def _come_after(self, handles: "Sequence[CommandHandle]") -> None:
-        # What is done is left out: a stream may wait often and be given nothing to do itself.
+        # Completed commands are left out: a stream may wait often and be given nothing to do
+        # itself.
         both = dict.fromkeys((*self.pending_dependencies, *handles))
         self.pending_dependencies = [handle for handle in both if not handle.is_done]
 

@@ -2,7 +2,7 @@
 # mypy: disable-error-code=arg-type
 """The kernels behind the host's calls on symmetric memory; program i deals with one peer.
 
-A signal pad has a word for each channel and peer: 1 where a signal has come and nobody has waited.
+A signal pad has a word for each channel and peer: 1 if a signal has come that was not waited for.
 """
 
 import rankwise.sim.triton.language as tl

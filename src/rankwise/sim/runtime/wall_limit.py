@@ -48,7 +48,7 @@ class RealTimeLimit(TimeLimit):
 def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") -> Iterator[None]:
     """Raise `RealTimeLimit` in the running code after so many seconds, and again if it goes on.
 
-    Limits may be nested: the one that comes first holds. A timer of somebody else's goes on
+    Limits may be nested: the one that comes first holds. A timer of the program's own goes on
     afterwards.
 
     Args:
@@ -117,7 +117,7 @@ def _would_be_lost(frame: FrameType | None) -> bool:
 
 
 def _running() -> str:
-    """Who runs, in words."""
+    """The process that runs, in words."""
     current = getcurrent()
     if isinstance(current, RankGreenlet):
         return f"rank {current.rank}"

@@ -59,7 +59,7 @@ def load(
     """Read from memory: one address, a block of them, or a block pointer."""
     del cache_modifier, eviction_policy
     if plain(volatile) and not active().interleaves:
-        # What is read anew each time is written by somebody else meanwhile.
+        # A volatile load is repeated since another program writes there meanwhile.
         raise MustInterleave
     if _is_block_pointer(pointer):
         _refuse_mask(mask, other)

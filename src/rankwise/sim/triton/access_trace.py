@@ -4,9 +4,9 @@ Programs that run in lockstep, outside of simulated time, calculate what they wo
 machine. What they do there in which order, and so how long it takes, may follow from what they
 load. But data gets there through a few doors alone: the addresses and masks of loads and stores,
 values by which a kernel decides, and numbers that become part of the pattern of an index
-(`affine`). What goes through them is written down. Two launches of a kernel with equal arguments
-and equal traces do the same operations in the same order, with the same sizes at the same places:
-on machines in the same state they take the same time, whatever their data.
+(`affine`). Values that go through them are written down. Two launches of a kernel with equal
+arguments and equal traces do the same operations in the same order, with the same sizes at the same
+places: on machines in the same state they take the same time, whatever their data.
 
 A trace says nothing where programs look at each other: at atomics, volatile loads and messages,
 or where one uses what another has stored. Nor where a pointer is found in memory, becomes a number
@@ -123,7 +123,7 @@ def _are_apart(uses: list[_Use]) -> bool:
     return True
 
 
-def rehearsed(
+def calculate_traced(
     launch: Launch, body: Callable[[], Any], trace: AccessTrace
 ) -> Callable[[], None] | None:
     """Calculate what a launch stores, and write down its trace; return what takes that back.
@@ -131,7 +131,7 @@ def rehearsed(
     None, and nothing has changed, if it has no trace, or fails.
     """
     launch.access_trace = trace
-    launch.may_spin_wait = True  # who waits for another program here would wait for ever
+    launch.may_spin_wait = True  # a program that waits for another one would block for ever
     launch.prints = launch.memory.elsewhere = _refuse
     kept: list[Execution] = []
 
@@ -149,9 +149,9 @@ def rehearsed(
         with np.errstate(all="ignore"):
             left = run_in_lockstep(launch, body, programs, finish)
         is_whole = not len(left) and not launch.knows_addresses
-    except TimeLimit:  # real time is up: a run on a machine would be told of too late
+    except TimeLimit:  # real time is up: a run on a machine would report it too late
         raise
-    except Exception:  # noqa: BLE001 (who runs it on a machine hears of it)
+    except Exception:  # noqa: BLE001 (the run on a machine raises it again)
         if ACTIVE.execution is not None and ACTIVE.execution is not outer:
             kept.append(ACTIVE.execution)
     finally:

@@ -2,8 +2,8 @@
 
 Nearly every address in a real kernel is `base + i*stride + j*stride`, and nearly every mask says
 `index < bound`. A block that is known in this form costs a few numbers per program instead of one
-per element; a load of it becomes a copy of a strided region instead of a gather. What does not stay
-in the form is turned into plain values, so that nothing depends on it but speed.
+per element; a load of it becomes a copy of a strided region instead of a gather. A block that does
+not stay in the form is turned into plain values, so that nothing depends on it but speed.
 
 All arrays here have one entry per program of the group, or a single one that counts for all.
 """

@@ -1,11 +1,11 @@
 """Atomic operations on memory.
 
 In a lockstep group the programs' operations take effect one program after the other, element by
-element, so that a sum of floats is the same in every run. What was there before an operation is its
+element, so that a sum of floats is the same in every run. The value before an operation is its
 result. A compare-and-swap is how programs wait for one another. A group goes on in lockstep as long
 as each of its programs gets a word of its own, as with locks that are free; programs that want the
-same word go in turn, in groups of their own; and where a word is not what was expected, somebody
-else has to run, and the lockstep ends.
+same word go in turn, in groups of their own. Where a word is not what was expected, another program
+has to run, and the lockstep ends.
 """
 
 from collections.abc import Callable
@@ -141,7 +141,7 @@ def compare_and_swap(
     before = flat[words]
     if not execution.interleaves:
         if (before != wanted).any():
-            raise MustInterleave  # somebody has to let go first
+            raise MustInterleave  # another program has to release it first
         execution.remember(lambda: flat.__setitem__(words, before))
     changes = execution.launch.memory.changes
     for at, where in enumerate(words.tolist()):

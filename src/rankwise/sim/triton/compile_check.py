@@ -52,7 +52,7 @@ def check_installed() -> None:
 
 @contextmanager
 def kernels_shown_to_triton(say: Callable[[str], object]) -> Iterator[None]:
-    """Ask about each kernel that is launched in the block; `say` hears what cannot be asked."""
+    """Ask about each kernel that is launched in the block; `say` gets what cannot be asked."""
     command = [sys.executable, "-P", str(Path(front_end.__file__))]
     # The front end is of the compiler: with Triton's own interpreter there would be none.
     environment = {**os.environ, "TRITON_INTERPRET": "0"}

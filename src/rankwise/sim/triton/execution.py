@@ -301,7 +301,7 @@ class Execution:
         """Note that a program looked at memory in a way in which programs wait.
 
         Seeing the same at the same place again may mean that it waits (`looks`): others go on
-        first. A group in lockstep has nobody who could, so it ends if it does wait.
+        first. A group in lockstep has no others, so it ends if it does wait.
         """
         if self.wait is None and not self.launch.may_spin_wait:
             return
@@ -436,8 +436,8 @@ def leaves(tokens: tuple[Any, ...]) -> list[Any]:
 def note_math(name: str, result: Any, operands: Sequence[Any], elements: int | None = None) -> None:
     """Tell the observer of a calculation on blocks.
 
-    What concerns single numbers or addresses that follow a pattern is free: an accelerator's
-    scalar core and address generators do it on the side.
+    Work on single numbers, or on addresses that follow a pattern, is free: an accelerator's scalar
+    core and address generators do it on the side.
     """
     execution = active()
     tokens = tokens_of(operands)

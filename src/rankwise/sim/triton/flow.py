@@ -1,9 +1,9 @@
 """Control flow that Triton's compiler refuses, though Python would run it.
 
 In Triton a variable has one type. A loop must leave the type of what it carries, the sides of an
-`if` must agree, and a name that one side or a loop alone defines ends with it. What is known at
-compile time is exempt: an `if` of constants, `static_range`. Which `if` that is shows at run time,
-by what its condition holds; so calls are put into the kernel's syntax tree:
+`if` must agree, and a name that one side or a loop alone defines ends with it. Code that is decided
+at compile time is exempt: an `if` of constants, `static_range`. Which `if` that is shows at run
+time, by what its condition holds; so calls are put into the kernel's syntax tree:
 
 - before a loop, the types of what it carries are noted, and compared once, after the first turn;
 - the condition of an `if` goes through `_decided`, which reads the types of both sides

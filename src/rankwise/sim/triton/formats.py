@@ -3,8 +3,8 @@
 Each format rounds float32 values to the nearest that it has, ties to even, and converts between
 those and the bits in memory. Half precision is done on the bits of the float32 values, several
 times faster than numpy's conversions, which handle one element at a time: scaled by 2^-112, every
-finite half is a float32 whose upper bits are the half's. What that cannot do (infinities, NaN,
-overflow) is left to numpy.
+finite half is a float32 whose upper bits are the half's. The cases that it cannot do (infinities,
+NaN, overflow) is left to numpy.
 """
 
 from typing import Any, TypeAlias

@@ -329,7 +329,7 @@ def cdiv(x: Any, div: Any) -> Any:
 
 def swizzle2d(i: Any, j: Any, size_i: Any, size_j: Any, size_g: Any) -> tuple[Any, Any]:
     """The place of a tile when tiles are visited column by column in groups of `size_g` rows."""
-    # What Triton keeps in a variable is a tensor: numbers alone make these int32.
+    # Triton keeps a tensor in a variable: numbers alone make these int32.
     linear, per_group = to_tensor(i * size_j + j), to_tensor(size_g * size_j)
     first = linear // per_group * size_g
     rows = minimum(size_i - first, size_g)

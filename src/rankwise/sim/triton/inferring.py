@@ -1,7 +1,7 @@
 """Types of what a kernel does not execute: of a branch that no program takes.
 
 Triton's compiler types both sides of an `if`. Here one side runs, and the other is read: literals,
-names, operators, casts, loads and the constructors of blocks. What else there is has no type, and
+names, operators, casts, loads and the constructors of blocks. Any other expression has no type, and
 nothing is said of it. Operands are blocks without values, so nothing is calculated.
 """
 

@@ -552,7 +552,7 @@ def jit(
 ) -> Any:
     """Make a kernel of a function.
 
-    What only a compiler or a profiler would want to know is accepted and changes nothing.
+    Options for a compiler or a profiler alone are accepted and change nothing.
 
     Args:
         fn: the function; without it, `jit(...)` is a decorator.

@@ -171,7 +171,7 @@ class Others(Protocol):
 
 
 OTHERS: ContextVar[Others | None] = ContextVar("others", default=None)
-"""Whom a kernel may wait for that waits for none of its own programs; None is nobody."""
+"""The launches that a kernel may wait for that waits for none of its own programs."""
 
 
 def launcher_among(values: Iterable[Any]) -> Callable[..., Any] | None:

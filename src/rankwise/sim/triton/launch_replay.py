@@ -1,9 +1,9 @@
 """What the programs of a launch do, written down once and repeated as often as it is launched.
 
-Where only time is simulated, a program calculates nothing that anybody looks at: its operations
-follow from its arguments alone. So they are recorded, program by program and outside of simulated
-time, and a launch with equal arguments (the same kernel on the next rank, most of the time) repeats
-the recording with its own addresses. What it does in simulated time is the same, to the picosecond.
+Where only time is simulated, the results of a program are never read: its operations follow from
+its arguments alone. So they are recorded, program by program and outside of simulated time, and a
+launch with equal arguments (the same kernel on the next rank, most of the time) repeats the
+recording with its own addresses. Its effect in simulated time is the same, to the picosecond.
 
 That holds for programs that do not look at each other, or at the time. A launch is not recorded
 that uses atomics, volatile loads or messages between PEs, follows pointers that it finds in memory,

@@ -4,9 +4,9 @@ Lockstep is tried first. A few programs run to see how large the kernel's blocks
 groups whose blocks fit a cache. A group whose programs part ways is run again in parts; so are
 programs that take locks, if several want the same one. When a kernel asks for it (a
 compare-and-swap that finds a lock taken, a volatile load, a loop that looks at memory and sees the
-same again), or from the start when somebody wants to see each program by itself, the programs that
-are left run as greenlets: each goes on until it has looked at memory twice and seen the same, then
-the next one.
+same again), or from the start when each program is to be seen by itself, the programs that are left
+run as greenlets: each goes on until it has looked at memory twice and seen the same, then the next
+one.
 
 Both are orders in which an accelerator could have run the programs, and the same in every run.
 """

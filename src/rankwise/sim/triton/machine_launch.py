@@ -21,7 +21,7 @@ from rankwise.sim.hardware.memory import Mapping as HostMapping
 from rankwise.sim.hardware.occupancy import ProgramsOnPes
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import Future, Process, Steps, park, start_fiber
-from rankwise.sim.triton.access_trace import AccessTrace, rehearsed
+from rankwise.sim.triton.access_trace import AccessTrace, calculate_traced
 from rankwise.sim.triton.dtypes import dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.jit import BoundLaunch, JITFunction
@@ -138,7 +138,7 @@ class MachineLaunch:
 
     @cached_property
     def _channels(self) -> ProgramQueues:
-        # A collective brings queues of its own, and a workspace that nobody else sees.
+        # A collective brings queues of its own, and a workspace of its own.
         queues = self._env.queues or LaunchQueues(
             self._shared.queues, self._env.machine, self._env.pe_of, prod(self._sizes)
         )
@@ -151,7 +151,7 @@ class MachineLaunch:
         self._function, self._given = function, given
         everything = range(prod(self._sizes))
         self._numbers, self._pes = everything, self._env.pes
-        # What is repeated is not looked at, so that its races would be missed.
+        # A repeated launch is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
             if self._part is not None:
                 self._numbers, self._pes = _programs_of(self._part, everything, self._env.pes)
@@ -202,11 +202,11 @@ class MachineLaunch:
         key: Hashable = key_of(function, given, self._sizes, self._stages)
         return key
 
-    def rehearse(self) -> tuple[Hashable, Callable[[], None]] | None:
+    def calculate(self) -> tuple[Hashable, Callable[[], None]] | None:
         """Calculate what it stores: its trace, and what takes that back; None if it has none."""
         if self._env.engine.watchpoints.are_awaited():
             return None  # a program would see the numbers before their time
-        trace, take_back = self.rehearsed()
+        trace, take_back = self.calculate_traced()
         if take_back is None:
             return None
         if not trace.keeps_programs_apart():
@@ -227,11 +227,11 @@ class MachineLaunch:
         finally:
             ACTIVE.execution = outer
 
-    def rehearsed(self) -> tuple[AccessTrace, Callable[[], None] | None]:
+    def calculate_traced(self) -> tuple[AccessTrace, Callable[[], None] | None]:
         """Calculate what it stores: its access trace, and what takes that back if it has one."""
         launch, body = self._function.prepared(self._given, self._sizes)
         trace = AccessTrace(self._env.sip * SIP_STRIDE)
-        return trace, rehearsed(launch, body, trace)
+        return trace, calculate_traced(launch, body, trace)
 
     def runs_of_bytes(self) -> Iterator[tuple[int, int, int]]:
         """Where the host keeps the memory that it was given: first byte, end, address there."""
@@ -261,11 +261,11 @@ class MachineLaunch:
         launch.stages = stages
         launch.memory.elsewhere = self._behind_address
         launch.peers, launch.channels = lambda: self._peers, lambda: self._channels
-        # A trial of a configuration runs alone: nobody would answer.
+        # A trial of a configuration runs alone: no peer would answer.
         if self._is_representative_of is not None:
             launch.peers, launch.prints = None, _print_nothing
         count = prod(sizes)
-        # The workspace of a collective is seen by nobody else.
+        # The workspace of a collective has no other user.
         if self._shared.races is not None and self._env.queues is None:
             launch.races = self._shared.races.launch(count, self._rank.rank, self._run_of)
         self._races = launch.races
@@ -506,7 +506,7 @@ class MachineLaunch:
 
 
 def _apart(buffer: Buffer) -> Buffer:
-    """What a trial sees of memory that a pointer leads to: what it stores there, nobody else sees.
+    """What a trial sees of memory that a pointer leads to: what it stores there, it alone sees.
 
     It takes a signal, for instance, for which a kernel of another rank waits.
     """

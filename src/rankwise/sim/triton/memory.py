@@ -84,7 +84,7 @@ class LaunchMemory:
     Args:
         buffers: those of its arguments.
         elsewhere: finds one by an address in it.
-        setters: who has set which word last, also before this launch; nobody has if None.
+        setters: who has set which word last, also before this launch; None: not recorded.
 
     Attributes:
         changes: counts stores and atomics that changed something, so that who waits for a change

@@ -2,7 +2,7 @@
 
 A *signal* is a word of symmetric memory. It is set in simulated time: when all stores that its
 program made before are in memory, and its own bytes have gone their way. The program goes on
-meanwhile. Who waits for it looks at the word again whenever memory has changed.
+meanwhile. A waiting program looks at the word again whenever memory has changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ class LaunchPeers:
         return found
 
     def buffer(self, name: str, address: int, type_: dtype, size: int) -> Buffer:
-        """Bytes of somebody's memory as a buffer."""
+        """Bytes of a device's memory as a buffer."""
         mapping = self._env.mapping_at(address)
         if not mapping.has_data:
             return Buffer(name, np.zeros(size // type_.itemsize, type_.storage), type_, address)

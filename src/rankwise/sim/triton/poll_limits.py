@@ -1,14 +1,15 @@
 """When a program that looks at memory again is waiting.
 
 Programs wait in loops: they look at a word until it holds what they want. Each look takes time, and
-a loop that nobody ends would never end, so a program that waits is laid to sleep until memory
-changes; if nobody is left to change it, that is a deadlock. But a program may look twice and see
-the same without waiting: a flag that stays set is looked at in every turn of an outer loop. Which
-of the two it is follows from what lies between two equal looks of one instruction at one word:
+a loop without a writer would never end, so a program that waits is laid to sleep until memory
+changes; if no program is left to change it, that is a deadlock. But a program may look twice and
+see the same without waiting: a flag that stays set is looked at in every turn of an outer loop.
+Which of the two it is follows from what lies between two equal looks of one instruction at one
+word:
 
 - *Work*: the program itself has changed memory. It goes on.
 - *Nothing*: it is where it was, all its variables are as they were, and memory has not changed. It
-  will look again, without end, until somebody else changes memory: it waits.
+  will look again, without end, until another program changes memory: it waits.
 - *Counting*: only its variables differ. It may be counting its tries, in vain, or the turns of an
   outer loop that ends. It goes on, and is taken to wait after `TRIES` such looks in a row, if the
   kernel has a `while` at all. A `while` that compares what it counts ends by itself: such a kernel

@@ -46,7 +46,7 @@ class _Shadow(NamedTuple):
 
 
 _SYSTEM = -1
-"""Whom a clock is for that all ranks may take over; a rank's number otherwise."""
+"""The key of a clock that all ranks may take over; other clocks have the number of a rank."""
 
 
 def _whole(buffer: Buffer) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class RaceDetector:
         return [clock for clock in found if clock is not None]
 
     def shadow_of(self, start: int, size: int) -> _Shadow:
-        """Who used the bytes of some memory."""
+        """The programs that used the bytes of some memory."""
         found = self._shadows.get(start)
         if found is None or len(found.stores.who) < size:
             stores, loads = (
@@ -171,7 +171,7 @@ class LaunchRaces:
         """By a program's slot: that of its copies."""
 
     def ended(self) -> None:
-        """Hear that all programs have come to their end."""
+        """Note that all programs have come to their end."""
         self._detector.ended(self._rank, [*self._slots, *self._copies.values()])
 
     def on_access(
@@ -206,7 +206,7 @@ class LaunchRaces:
         self._use(execution, target, np.arange(start, start + size), is_store=is_store, who=who)
 
     def copy_begins(self, execution: Execution) -> None:
-        """Hear that a program begins a copy that goes on while it does."""
+        """Note that a program begins a copy that goes on while it does."""
         me = self._slot(execution)
         if me not in self._copies:
             (self._copies[me],) = self._detector.take_slots(self._rank, 1)

@@ -2,7 +2,7 @@
 
 Its array has the group's programs as first axis; the length of that axis is one where all programs
 have the same value. Blocks of indices, addresses and masks stay symbolic for as long as they follow
-a pattern (see `affine`); their array is made when somebody asks for it. Values never change.
+a pattern (see `affine`); their array is made when it is first read. Values never change.
 
 A pointer is an element offset into its buffer. It is a bare byte address, with no buffer, only
 where it was made from an integer or chosen from different buffers.

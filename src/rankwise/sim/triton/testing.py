@@ -79,7 +79,7 @@ def get_dram_gbps(device: Any = None) -> float:
 
 
 def get_max_simd_tflops(dtype: Any, clock_rate: Any, device: Any = None) -> float:
-    """Refuse: the rates of NVIDIA's devices. Models of time import it that nobody may ever call."""
+    """Refuse: the rates of NVIDIA's devices. Models of time import it, and may never call it."""
     del dtype, clock_rate, device
     raise Unsupported(
         "get_max_simd_tflops and get_max_tensorcore_tflops know NVIDIA's devices alone",

@@ -198,7 +198,7 @@ class ProgramClock:
             yield all_of(pending)
 
     def _pending(self) -> list[Future]:
-        """What is still under way, which nobody has to remember from now on."""
+        """What is still under way, which need not be remembered from now on."""
         pending = [future for future in (*self._under_way, *self._aside) if not future.is_done]
         self._under_way.clear()
         self._aside.clear()

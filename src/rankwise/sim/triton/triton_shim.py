@@ -93,9 +93,9 @@ def _no_gluon(name: str) -> Any:
     """Refuse what gluon's modules hold.
 
     Libraries import the modules beside what they use of Triton itself: those are there. As an
-    `ImportError` it is heard by who has other kernels to fall back on. Who looks through all
-    modules for a name, as `hasattr` and `pickle` do, must find an
-    `AttributeError`, which `NameNotEmulated` is.
+    `ImportError` it reaches code that has other kernels to fall back on. Code that looks through
+    all modules for a name, as `hasattr` and `pickle` do, must find an `AttributeError`, which
+    `NameNotEmulated` is.
     """
     caller = sys._getframe(1)  # noqa: SLF001  # its instruction tells the two apart
     is_used = caller.f_code.co_code[caller.f_lasti] in _USES
@@ -228,7 +228,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
 def installed(*, models_cuda: bool = True) -> Iterator[None]:
     """Let `import triton` find the emulator, in this process, for a block.
 
-    What was imported in the block keeps it; what had imported a real Triton before keeps that.
+    Modules imported in the block keep it; those that had imported a real Triton before keep that.
 
     Args:
         models_cuda: whether torch's CUDA device is the CPU meanwhile, where there is no GPU.

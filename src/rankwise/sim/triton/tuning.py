@@ -95,7 +95,7 @@ class Progress:
         self._whole = 0
 
     def tried(self, config: int, *, is_whole: bool) -> None:
-        """Hear of a trial."""
+        """Note a trial."""
         self._tried.add(config)
         self._whole += is_whole
         passed = self._clock() - self._begun
@@ -207,7 +207,7 @@ class Autotuner(KernelInterface):
     ) -> Config:
         """The configuration that takes least time on a machine; of equal ones the first.
 
-        What the caller wants to be reset after a choice has been.
+        The tensors that the caller wants to be reset are reset after a choice.
 
         Args:
             args: the launch's arguments.

@@ -45,7 +45,7 @@ class LastWriters:
         self._settings[address] = _LastWrite(value, who, place)
 
     def of(self, word: "BufferElement") -> str:
-        """Who has set a word to what it holds, in words; empty if nobody is known to have."""
+        """The program that set a word to what it holds, in words; empty if that is unknown."""
         setting = self._settings.get(word.address)
         if setting is None or repr(setting.value) != repr(word.value):  # a NaN is itself
             return ""

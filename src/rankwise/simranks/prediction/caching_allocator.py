@@ -11,8 +11,8 @@ those of torch's `c10/cuda/CUDACachingAllocator.cpp`:
   segments of 2 MiB; larger ones from the large pool: segments of 20 MiB for less than 10 MiB, else
   of their own size, in multiples of 2 MiB.
 - A freed block joins its free neighbours, and waits in its pool for the next request of its stream:
-  the smallest block that is large enough serves it. What is left over becomes a block again, if it
-  is at least 512 bytes (small pool) or more than 1 MiB (large pool).
+  the smallest block that is large enough serves it. The rest becomes a block again, if it is at
+  least 512 bytes (small pool) or more than 1 MiB (large pool).
 - A block that another stream has used (`record_stream`) stays active until that stream has passed
   the point at which it was freed. The allocator looks whenever it is asked for memory.
 - If the device is full, the allocator returns all segments without a block in use, and tries again.
@@ -198,7 +198,7 @@ class CachingAllocator:
         requested: what was asked for of the active ones.
         reserved: bytes of segments.
         retries: how often the cache was returned since the device was full.
-        trace: what has happened, as torch's snapshots have it; None if nobody wants it.
+        trace: what has happened, as torch's snapshots have it; None if it is not recorded.
     """
 
     def __init__(

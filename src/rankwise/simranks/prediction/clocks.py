@@ -3,11 +3,11 @@
 Theory of operation
 ===================
 
-Each rank has a clock of its own, in picoseconds. What it computes moves its own clock
-only: that costs no hand-over. A collective begins when its last member has come, by the members'
-clocks, and when the operation of the group before it is over; a rank that waits for it goes on at
-its end, or at once if that has passed by then. So an operation under way overlaps with what its
-ranks compute meanwhile, as on a stream for each group.
+Each rank has a clock of its own, in picoseconds. Its computations move its own clock only: that
+costs no hand-over. A collective begins when its last member has come, by the members' clocks, and
+when the operation of the group before it is over; a rank that waits for it goes on at its end, or
+at once if that has passed by then. So an operation under way overlaps with what its ranks compute
+meanwhile, as on a stream for each group.
 
 Nothing of this depends on the order in which ranks get the run token: a rank whose clock is behind
 may run after one whose clock is ahead. Only a receive from any source, which depends on the order,
@@ -34,7 +34,7 @@ from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
+from rankwise.sim.reporting.breakdown import ASLEEP, BUBBLE, EXPOSED, MESSAGES, WAITING
 from rankwise.sim.triton import modelled_device
 from rankwise.simranks.prediction.bill import Bill
 from rankwise.simranks.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
@@ -65,9 +65,9 @@ class Passage:
         load: what it brings; None once it has been carried out.
         size: in bytes.
         came_at: when it came.
-        begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
-        kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
-            everybody has come.
+        begins_at, ends_at: when the operation begins and ends; 0 until all ranks have come.
+        kind: of the operation, such as `all_gather`; `messages` of messages. Not known before all
+            have come.
         is_paid: whether what it took of the rank's own processor has been counted.
         late: from when to when the rank's device had nothing to do but to wait for its host to
             launch it; both 0 if it did not wait.
@@ -265,11 +265,12 @@ class RankClock:
             return
         under_way = max(passage.begins_at, begun)
         self._waiting += under_way - begun
-        if passage.kind == MESSAGES:
+        is_message = passage.kind == MESSAGES
+        if is_message:
             self._for_peers += under_way - begun
         self._exposed += passage.ends_at - under_way
         phase = self.phase()
-        self.bill.add(WAITING, passage.kind, phase, under_way - begun)
+        self.bill.add(WAITING, BUBBLE if is_message else passage.kind, phase, under_way - begun)
         self.bill.add(EXPOSED, passage.kind, phase, passage.ends_at - under_way)
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
@@ -511,7 +512,7 @@ class Prediction:
         """What each simulated rank has done: operations, shapes, types, kinds of groups, streams.
 
         How long it has slept counts, too, but not when: threads of a program may sleep in between.
-        What it sleeps after its last step decides no figure. Empty if all ranks are simulated.
+        Its sleep after the last step decides no figure. Empty if all ranks are simulated.
         """
         parts = [
             blake2b(f"{done!r} on {stream}".encode(), digest_size=8).digest()

@@ -5,7 +5,7 @@ engine needs to start, and what the roofline of the whole device gives for its o
 bytes. A cost model of a plug-in (`pe.cost_model`) that has a method
 `operation(name, flops, size, dtype)` is asked first; None leaves it to the roofline.
 
-What ranks take together is computed at message level over the routes of the machine
+The time of a collective is computed at message level over the routes of the machine
 (`ccl.message_timing`), on otherwise idle links. Of a ring, halving-doubling and, on a network of
 levels, the hierarchical algorithm, the fastest one is taken.
 

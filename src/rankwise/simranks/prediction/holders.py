@@ -1,4 +1,4 @@
-"""Who holds the memory of a device: what it is for, of which module, and where it was made.
+"""Holders of the memory of a device: what it is for, of which module, and where it was made.
 
 A rank keeps what it takes and gives back since its last step began, and how much was in use then.
 From that, the holders at the peak are told exactly, however many steps there are.
@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
 
 UNKNOWN = Holder(TEMPORARIES, "", "", is_of_backward=False)
-"""Holds what nobody has asked about."""
+"""Holds what has no holder of its own in the report."""
 
 
 class HolderRecords:
@@ -70,7 +70,7 @@ class HolderRecords:
         self.curve: list[int] = []
 
     def note(self, holder: Holder | None, size: int) -> None:
-        """Somebody takes bytes, or gives them back."""
+        """Bytes are taken or given back."""
         self._events.append((holder or UNKNOWN, size))
 
     def forget(self) -> None:
@@ -95,7 +95,7 @@ class HolderRecords:
         self._base = _after(self._base, events)
 
     def present(self) -> list[Held]:
-        """Who holds what now."""
+        """The holders now."""
         return _held_by(self._base, self._events)
 
 
@@ -107,7 +107,7 @@ def _after(base: dict[Holder, int], events: list[tuple[Holder, int]]) -> dict[Ho
 
 
 def _held_by(base: dict[Holder, int], events: list[tuple[Holder, int]]) -> list[Held]:
-    """Who holds what after these events, the largest first."""
+    """The holders after these events, the largest first."""
     together: Counter[tuple[str, str, str]] = Counter()
     for holder, size in _after(base, events).items():
         together[holder.kind, holder.module, holder.place] += size

@@ -8,8 +8,8 @@ operation of torch does. How long is found by a trial: the same launch on a mach
 where the arguments lie as on the device and nothing else goes on. A trial computes nothing, so the
 numbers are always the emulator's, and it costs a hundred times the CPU time of the emulation. So
 there is one for each kind of launch: equal kernels, grids, whole numbers, and sizes and types of
-tensors; the next launch of that kind takes the same time, on whatever rank. What a kernel's running
-time owes to the contents of its tensors is that of the first launch.
+tensors; the next launch of that kind takes the same time, on whatever rank. What of its time
+depends on the contents of its tensors is that of the first launch.
 
 A launch that cannot be tried, since it waits for others, is charged by what it does, as far as it
 has come whenever it waits or others are told of its stores: what its programs calculate and move,
@@ -326,7 +326,7 @@ def _kind_of(launch: BoundLaunch) -> _LaunchKind:
     others = {name: float if type(each) is float else each for name, each in seen.items()}
     others |= dict.fromkeys(numbers, int)
     known = key_of(function, others, sizes, stages)
-    # What a kernel knows besides is taken to stay as it is.
+    # Other values that a kernel knows are taken to stay as they are.
     family = known or (function, tuple(map(repr, others.items())), sizes, stages)
     return _LaunchKind(family, tuple(numbers.items()))
 

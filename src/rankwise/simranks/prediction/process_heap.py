@@ -1,10 +1,7 @@
 """The heap of a process: which memory is new, and has to be mapped and zeroed page by page.
 
-The rules are those of glibc's malloc. A block is mapped on its own if it is as large as a limit,
-and unmapped when it is freed. That raises the limit to its size, up to 32 MiB. Smaller blocks lie
-in the heap: in the smallest free part that is large enough, else at the end. Free parts that touch
-become one. If the free end is longer than twice the limit, the kernel gets it back. A block that
-lives longer keeps what lies before it from being given back.
+The rules are those of glibc's malloc. Blocks from a limit on are mapped on their own, smaller ones
+lie in the heap. A block that lives longer keeps what lies before it from being given back.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -38,8 +35,9 @@ class ProcessHeap:
     def take(self, block: Hashable, size: int) -> int:
         """Take a block; returns how much of it is new."""
         if size >= self._limit:
-            return size
+            return size  # mapped on its own, and unmapped when it is freed: each page is new
         size += _HEADER
+        # The smallest free part that is large enough, else the end of the heap.
         at = bisect_left(self._free, (size, 0))
         if at < len(self._free):
             whole, place = self._free[at]
@@ -57,10 +55,13 @@ class ProcessHeap:
         """Free a block."""
         known = self._places.pop(block, None)
         if known is None:
+            # It was mapped on its own. glibc takes that as a sign that such blocks come again, and
+            # has them in the heap from now on.
             if self._limit < size <= _LIMIT_MOST:
                 self._limit, self._trimmed_beyond = size + 1, 2 * size
             return
         size, place = known
+        # Free parts that touch become one.
         before, after = self._ends.get(place), self._begins.get(place + size)
         if before is not None:
             self._leave(before, place - before)
@@ -72,6 +73,7 @@ class ProcessHeap:
             self._keep(size, place)
             return
         self._end = place
+        # The kernel gets a long free end back, but for a pad.
         if self._touched - self._end > self._trimmed_beyond:
             self._touched = self._end + _PAD
 

@@ -9,26 +9,16 @@ a *lane*: a stream of the device. An operation begins when the lane is free and 
 launched. If lanes run empty since the host is too slow, the job is bound by its host; if more than
 `queue` launches are pending, the host waits for its device.
 
-A collective comes to its group when its lane has reached it. Who waits for it is the lane, not the
-host: work behind it begins at its end. A lane waits for an event of another in the same way. Only
-calls that ask the device for a value, or for its end, let the host wait (`synchronize`).
+A collective comes to its group when its lane has reached it. The lane waits for it, not the host:
+work behind it begins at its end. A lane waits for an event of another in the same way. Only calls
+that ask the device for a value, or for its end, let the host wait (`synchronize`).  The account is
+that of the default lane: it computes, waits for communication under way (exposed) or for other
+ranks, or has nothing to do since its host is behind. Kernels on other lanes are taken to run beside
+it, at no cost for either.
 
-What is accounted is the first lane's time, that of the default stream: it computes, waits for
-communication under way (exposed) or for other ranks, or has nothing to do since its host is behind.
-If the lane waits for a collective that its own host has launched late, it waits for its host until
-the launch, and for others after that.
-Kernels on other lanes are taken to run beside it, at no cost for either.
-
-A CPU is host and device in one: its queue holds one launch. Nothing of the host goes on beside the
-device then, its streams are one lane, and a wait of the lane is one of the host.
-
-Ranks that do the same do not take the same time, and the last one decides. A machine's `late_us`
-is by how much it is late in the mean. What delays a rank in one millisecond has nothing to do with
-what does in the next. So the delay grows with the root of the time since they last met.
-
-While a graph is captured the device does nothing. What it is given is kept with its lane, and so
-are the instants at which lanes are marked and the waits for them: each replay marks them anew. The
-lane of the capture is, in a replay, the lane that launches the graph.
+A CPU is host and device in one: its queue holds one launch, and its streams are one lane.  While a
+graph is captured the device does nothing. Its operations are kept with their lanes, and so are the
+instants at which lanes are marked and the waits for them: each replay marks them anew.
 """
 
 import math
@@ -37,7 +27,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rankwise.core.matching import NO_RANK, CallSignature
-from rankwise.sim.reporting.breakdown import COMPUTE, EXPOSED, HOST, MESSAGES, WAITING
+from rankwise.sim.reporting.breakdown import BUBBLE, COMPUTE, EXPOSED, HOST, MESSAGES, WAITING
 from rankwise.simranks.prediction.bill import LAUNCHES
 from rankwise.simranks.prediction.clocks import (
     Account,
@@ -81,7 +71,7 @@ class Lane:
         self.waits_for = OTHER_STREAMS
 
 
-class Moment:
+class LaneMark:
     """When a lane has done what it was given until it was marked; see `Lane`."""
 
     __slots__ = ("ends_at", "late", "waits_for", "waits_from")
@@ -156,7 +146,7 @@ class QueuedClock(RankClock):
             self.recording.note_lane(self.number_of(lane))
         self.lane = lane
 
-    def be_launched(self, moment: "Moment") -> None:
+    def be_launched(self, moment: "LaneMark") -> None:
         """An event does not happen before the host has recorded it, which is now."""
         if self.recording is not None:
             self.recording.note_launched(moment)
@@ -216,6 +206,7 @@ class QueuedClock(RankClock):
         return replay
 
     def _in_replay(self, lane: Lane) -> Lane:
+        # The lane of the capture is, in a replay, the lane that launches the graph.
         captured_on, launched_on = self._replayed or (lane, lane)
         return launched_on if lane is captured_on else lane
 
@@ -231,7 +222,7 @@ class QueuedClock(RankClock):
         begun = self._begin(lane)
         lane.ends_at = begun + duration
         if self._is_host:
-            self.time = lane.ends_at
+            self.time = lane.ends_at  # nothing of the host goes on beside the device
         self._pending.append(lane.ends_at)
         if lane is self.default_lane:
             self._computing += duration
@@ -293,6 +284,8 @@ class QueuedClock(RankClock):
         if not self._late:
             return 0
         alone, self._apart_from = self._computing - self._apart_from, self._computing
+        # Delays of one millisecond and of the next are independent: they grow with the root of the
+        # time since the ranks last met.
         return round(self._late * math.sqrt(alone))
 
     def wait(self, passage: Passage) -> None:
@@ -301,15 +294,15 @@ class QueuedClock(RankClock):
             self.recording.note_wait(passage)
         ends_at = passage.ends_at
         if self._shared and passage.begins_at < self.lane.ends_at and not passage.is_paid:
-            # What its threads did while the lane computed, they did on the lane's processor.
+            # Its threads shared the lane's processor while the lane computed.
             passage.is_paid = True
             hidden = min(ends_at, self.lane.ends_at) - passage.begins_at
             ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)
         self._let_wait(self.lane, ends_at, passage.begins_at, passage.kind, passage.late)
 
-    def mark(self, lane: Lane, moment: Moment | None = None) -> Moment:
+    def mark(self, lane: Lane, moment: LaneMark | None = None) -> LaneMark:
         """When a lane has done what it has been given until now."""
-        moment = moment or Moment()
+        moment = moment or LaneMark()
         if self.recording is not None:
             self.recording.note_mark(self.number_of(lane), moment)
         if self.captured is not None:
@@ -321,7 +314,7 @@ class QueuedClock(RankClock):
         """Let the present lane go on when another has done what it has been given until now."""
         self.let_wait(self.lane, self.mark(lane))
 
-    def let_wait(self, lane: Lane, moment: Moment) -> None:
+    def let_wait(self, lane: Lane, moment: LaneMark) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
         if self.recording is not None:
             self.recording.note_let_wait(lane, self.number_of(lane), moment)
@@ -330,12 +323,12 @@ class QueuedClock(RankClock):
             return
         self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
 
-    def _mark(self, lane: Lane, moment: Moment) -> None:
+    def _mark(self, lane: Lane, moment: LaneMark) -> None:
         lane = self._in_replay(lane)
         moment.ends_at, moment.waits_from = lane.ends_at, lane.waits_from
         moment.waits_for, moment.late = lane.waits_for, lane.late
 
-    def _let_wait_again(self, lane: Lane, moment: Moment) -> None:
+    def _let_wait_again(self, lane: Lane, moment: LaneMark) -> None:
         lane = self._in_replay(lane)
         self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
 
@@ -347,24 +340,27 @@ class QueuedClock(RankClock):
             return
         lane.ends_at, lane.waits_from, lane.waits_for = ends_at, waits_from, waits_for
         lane.late = late
-        if self._is_host:
+        if self._is_host:  # a wait of the lane is one of the host
             self.time = max(self.time, ends_at)
         # Shares of a step are those of one lane: others overlap with it.
         if lane is not self.default_lane:
             return
         # First it waits for the others, in which it may have been late itself; then for the bytes.
+        # Of a collective that its own host has launched late, the time up to the launch is the
+        # host's.
         under_way = min(max(waits_from, begun), ends_at)
         late_from = min(max(begun, late[0]), under_way)
         late_to = min(max(late_from, late[1]), under_way)
         behind, waited = late_to - late_from, under_way - begun - (late_to - late_from)
         self._behind += behind
         self._waiting += waited
-        if waits_for == MESSAGES:
+        is_message = waits_for == MESSAGES
+        if is_message:
             self._for_peers += waited
         self._exposed += ends_at - under_way
         phase = self.phase()
         self.bill.add(HOST, LAUNCHES, phase, behind)
-        self.bill.add(WAITING, waits_for, phase, waited)
+        self.bill.add(WAITING, BUBBLE if is_message else waits_for, phase, waited)
         self.bill.add(EXPOSED, waits_for, phase, ends_at - under_way)
         self._prediction.log(self, "Wait", "waits for others", begun, late_from)
         self._prediction.log(self, "Wait", "waits for its host", late_from, late_to)
@@ -379,7 +375,7 @@ class QueuedClock(RankClock):
 
     def _launch(self, cost: int) -> None:
         pending = self._pending
-        if len(pending) == pending.maxlen:
+        if len(pending) == pending.maxlen:  # the queue is full: the host waits for its device
             self.time = max(self.time, pending[0])
         self.time += cost
 

@@ -9,11 +9,10 @@ memory that is taken and given back. Storages, moments and collectives have numb
 from the first step of a recording on. So two recordings are equal if their steps are.
 
 A replay takes the steps one after the other. It does what the program would have done, to the
-clock, to the memory and in the groups, but it has no tensors. It has storages of its own: those
-that the forward part leaves are given back in the backward part, as in the recording.
+clock, to the memory and in the groups, but it has no tensors, and storages of its own.
 
-What depends on more than the steps refuses the recording: a message, a sleep, a value that the
-program reads, memory from before that changes its size.
+Anything that depends on more than the steps refuses the recording: a message, a sleep, a value that
+the program reads, memory from before that changes its size.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from rankwise.simranks.world.equals import NotEqual
 if TYPE_CHECKING:
     from rankwise.simranks.prediction.clocks import Passage, PricedWork
     from rankwise.simranks.prediction.holders import Holder
-    from rankwise.simranks.prediction.queued_clocks import Lane, Moment, QueuedClock
+    from rankwise.simranks.prediction.queued_clocks import Lane, LaneMark, QueuedClock
 
 Step = tuple[int, Any]
 """A code, and its argument; see the constants."""
@@ -106,7 +105,7 @@ class Recording:
         self.backward: list[Step] = []
         self.refused = ""
         self.holders: list[Holder | None] = []
-        self.moments: list[Moment] = []
+        self.moments: list[LaneMark] = []
         self._clock = clock
         self._steps = self.forward
         self._storages: dict[int, tuple[int, StorageInUse]] = {}
@@ -178,7 +177,7 @@ class Recording:
         """The lane with this number gets what is launched from now on."""
         self._steps.append((LANE, number))
 
-    def note_mark(self, lane: int, moment: "Moment") -> None:
+    def note_mark(self, lane: int, moment: "LaneMark") -> None:
         """A lane is marked."""
         number = self._moments.get(id(moment))
         if number is None:
@@ -187,11 +186,11 @@ class Recording:
         self._marked.add(number)
         self._steps.append((MARK, (lane, number)))
 
-    def note_launched(self, moment: "Moment") -> None:
+    def note_launched(self, moment: "LaneMark") -> None:
         """A moment is not before the present time of the host."""
         self._steps.append((LAUNCHED, self._moments[id(moment)]))
 
-    def note_let_wait(self, lane: "Lane", number: int, moment: "Moment") -> None:
+    def note_let_wait(self, lane: "Lane", number: int, moment: "LaneMark") -> None:
         """A lane waits for a moment."""
         of_moment = self._moments.get(id(moment))
         if of_moment is not None and of_moment in self._marked:
@@ -287,6 +286,7 @@ class Replay:
 
     def take(self, recording: Recording, steps: Sequence[Step]) -> None:
         """Take the steps of a part; of storages that `make` has not given, none are taken."""
+        # Kept over both parts: backward gives back what the forward part has left.
         clock, storages, calls = self._clock, self._storages, self._calls
         moments, holders = recording.moments, recording.holders
         for code, argument in steps:

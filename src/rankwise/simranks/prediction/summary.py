@@ -54,9 +54,9 @@ READS_SHOWN = 3
 COLUMNS = 80
 _GLUE = "\N{NO-BREAK SPACE}"
 LAUNCH = "launch"
-_STAGES_TOLD = 8
-_TOLD = 0.0005
-"""Shares from which on they are told: others are 0.0 %."""
+_STAGES_SHOWN = 8
+_SHARE_SHOWN = 0.0005
+"""Shares from which on they are shown: others are 0.0 %."""
 
 
 class Figures(NamedTuple):
@@ -176,6 +176,19 @@ def figures_of(prediction: Prediction) -> Figures:
     )
 
 
+def _remarks_of(prediction: Prediction) -> list[str]:
+    """Remarks of the run, and why its figures are of no step if some ranks have steps."""
+    counts = {each.number: len(each.steps) for each in prediction.clocks.values()}
+    least, most = min(counts, key=counts.__getitem__, default=0), max(counts.values(), default=0)
+    if not counts or counts[least] > 1 or most <= 1:
+        return [*prediction.remarks]
+    remark = (
+        f"figures are of the whole run: rank {least} stepped an optimizer"
+        f" {counts[least]} times, another rank {most} times"
+    )
+    return [*prediction.remarks, remark]
+
+
 def _launching(prediction: Prediction) -> float:
     """The share of all computing that is launches."""
     counts, costs = _counts_of(prediction, 0), prediction.costs
@@ -196,7 +209,7 @@ def breakdown_of(prediction: Prediction, program: str) -> Breakdown:
     figures = figures_of(prediction)
     clocks = [clock for _, clock in sorted(prediction.clocks.items())]
     whole = max((_spent(clock, figures.steps).time for clock in clocks), default=0)
-    remarks = [*prediction.remarks]
+    remarks = _remarks_of(prediction)
     if prediction.equals is not None:
         remarks.append(f"{prediction.simulated_count} of {prediction.size} ranks stand for all")
     return Breakdown(
@@ -206,7 +219,11 @@ def breakdown_of(prediction: Prediction, program: str) -> Breakdown:
         whole_ps=whole,
         steps=figures.steps,
         ranks=tuple(
-            RankParts(clock.number, parts_of(_bill_of(prediction, clock, figures.steps), whole))
+            RankParts(
+                clock.number,
+                parts_of(_bill_of(prediction, clock, figures.steps), whole),
+                prediction.weight(clock.number),
+            )
             for clock in clocks
         ),
         peak_memory=figures.memory_peak,
@@ -267,13 +284,13 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
         why = "flops unknown, so only bytes count; a cost model (docs: plug-ins) can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
-    tells = {
+    shows = {
         "asleep": figures.asleep,
         "held back by": cause,
-        "pipeline bubble": figures.bubble >= _TOLD,
+        "pipeline bubble": figures.bubble >= _SHARE_SHOWN,
     }
     # A row of nothing would only be in the way; rows that are always there can be compared.
-    left_out = {name for name, is_told in tells.items() if not is_told}
+    left_out = {name for name, is_shown in shows.items() if not is_shown}
     return [row for row in rows if row[0] not in left_out]
 
 
@@ -293,9 +310,9 @@ def _rate_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str,
         rate = figures.tokens_per_second
         each = f"{_rounded(rate / prediction.size)} per device"
         rows.append(("tokens/s", _rounded(rate), "; ".join([*between(rate, _rounded), each])))
-    if figures.mfu >= _TOLD:
+    if figures.mfu >= _SHARE_SHOWN:
         notes = between(figures.mfu, _percent)
-        if figures.hfu - figures.mfu > _TOLD:
+        if figures.hfu - figures.mfu > _SHARE_SHOWN:
             notes.append(f"HFU {_percent(figures.hfu)}")
         rows.append(("MFU", _percent(figures.mfu), "; ".join(notes)))
     return rows
@@ -306,7 +323,7 @@ def _exposed_in_words(figures: Figures) -> str:
         return ""
     told = f"of {format_picoseconds(figures.communicating)}, {_percent(figures.hidden)} is hidden"
     kinds = sorted(figures.exposed_by.items(), key=lambda item: (-item[1], item[0]))
-    shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _TOLD]
+    shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _SHARE_SHOWN]
     return f"{told}; {', '.join(shares)}" if shares else told
 
 
@@ -358,7 +375,7 @@ def stages_of(prediction: Prediction) -> list[PipelineStage]:
 def _stages_in_words(prediction: Prediction, figures: Figures) -> str:
     """The bubble and the memory by stage, for a note."""
     stages = stages_of(prediction)
-    if not 1 < len(stages) <= _STAGES_TOLD or not figures.time:
+    if not 1 < len(stages) <= _STAGES_SHOWN or not figures.time:
         return ""
     bubbles = ", ".join(f"{100 * each.bubble / figures.time:.1f}" for each in stages)
     peaks = ", ".join(format_bytes(each.peak) for each in stages)
@@ -445,7 +462,7 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     ]
     lines += [f"  {line}" for line in holder_lines(prediction)]
     lines += [f"  {line}" for line in value_lines(prediction)]
-    lines += [f"  {line}" for line in [*prediction.remarks, *_read_lines(prediction)]]
+    lines += [f"  {line}" for line in [*_remarks_of(prediction), *_read_lines(prediction)]]
     return "\n".join(lines)
 
 
@@ -459,7 +476,7 @@ def _wrapped(head: str, note: str) -> list[str]:
 
 
 def holder_lines(prediction: Prediction) -> list[str]:
-    """Who holds the memory of the fullest device at the peak of a step, after a head."""
+    """The holders of the memory of the fullest device at the peak of a step, after a head."""
     clock = prediction.clocks.get(figures_of(prediction).memory_rank)
     records = None if clock is None else clock.memory.holder_records
     if clock is None or records is None:
@@ -660,7 +677,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "holders": [] if records is None else [row._asdict() for row in records.at_peak],
         "memory_over_step": [] if records is None else records.curve,
         "values": [] if prediction.values is None else prediction.values.described(),
-        "remarks": prediction.remarks,
+        "remarks": _remarks_of(prediction),
         "is_upper_bound": prediction.is_upper_bound,
         "reads_of_rank": []
         if prediction.equals is None
@@ -743,7 +760,7 @@ def gibibytes(size: int) -> str:
 
 
 def held_in_words(rows: list[Held]) -> list[str]:
-    """Who holds memory: each kind with its share, then the largest holders of each."""
+    """The holders of memory: each kind with its share, then the largest holders of each."""
     kinds: dict[str, int] = {}
     for row in rows:
         kinds[row.kind] = kinds.get(row.kind, 0) + row.size

@@ -1,8 +1,8 @@
 """What a program gets that asks for a number which was not computed (`--timing-only`).
 
 A policy answers: a constant, numbers by a seed, or what a smaller run with real tensors has had at
-the same line (`--record-values`). Without one, a float is 1.0 and a condition is false. What may
-decide a shape or a size, a whole number or the length of a result, then has no answer.
+the same line (`--record-values`). Without one, a float is 1.0 and a condition is false. A value
+that may decide a shape or a size, a whole number or the length of a result, then has no answer.
 """
 
 import json

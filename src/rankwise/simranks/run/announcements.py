@@ -1,6 +1,6 @@
 """What the agents of simulated nodes tell the user, who sees all of them on one console.
 
-What all agents announce alike, such as the begin of a round, is said once.
+An announcement that all agents make alike, such as the begin of a round, is said once.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ class NodesAnnouncements:
         self._lost: dict[int, list[str]] = {}
 
     def note_loss(self, round_number: int, host: str) -> None:
-        """A node has died in a round, of which the agents will hear only what follows from it."""
+        """A node has died in a round, of which the agents will see only what follows from it."""
         self._lost.setdefault(round_number, []).append(host)
 
     def tell(self, host: str, announcement: Announcement) -> None:

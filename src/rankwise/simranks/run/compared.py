@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ _EXPECTED = (
     "expected a page of --report, a file of --prediction, a journal or its directory, or a "
     "rankwise command in quotes"
 )
-_LINES_TOLD = 3
+_LINES_SHOWN = 3
 _GZIP = b"\x1f\x8b"
 _FORMS = {
     # By the words behind `rankwise`: the option that makes the command leave a file.
@@ -85,19 +85,18 @@ def is_command(word: str) -> bool:
     return " " in word.strip() and not os.path.exists(word)
 
 
-def breakdown_of(word: str, tell: Callable[[str], None] = lambda _: None) -> Breakdown:
+def breakdown_of(word: str) -> Breakdown:
     """Where the time of a run went.
 
     Args:
         word: a file, a log directory or a command.
-        tell: is told of each command before it runs.
 
     Raises:
         ConfigError: it tells nothing of a run.
         CommandFailed: the command has.
     """
     if is_command(word):
-        return _of_command(word, tell)
+        return _of_command(word)
     path = Path(word)
     if os.path.isdir(word):  # it never raises, however long the name is
         return _of_directory(path, word)
@@ -159,7 +158,7 @@ def _lines(path: str) -> Iterator[bytes]:
         yield from file
 
 
-def _of_command(word: str, tell: Callable[[str], None]) -> Breakdown:
+def _of_command(word: str) -> Breakdown:
     words = _split(word)
     form = next((form for form in _FORMS if tuple(words[: len(form)]) == form), None)
     if form is None:
@@ -173,7 +172,6 @@ def _of_command(word: str, tell: Callable[[str], None]) -> Breakdown:
         if form == ("run",) and not any(word.startswith(("--on", "sim:")) for word in words):
             option = "--log-dir"
         command = [*words[:place], option, path, *words[place:]]
-        tell(shlex.join(["rankwise", *words]))
         done = subprocess.run(
             command_line(command),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
@@ -196,5 +194,5 @@ def _split(word: str) -> Sequence[str]:
 def _why_failed(word: str, code: int, stderr: str) -> str:
     if not code:
         return f"{word!r} left no file to compare"
-    lines = [line for line in stderr.splitlines() if line.strip()][-_LINES_TOLD:]
+    lines = [line for line in stderr.splitlines() if line.strip()][-_LINES_SHOWN:]
     return "\n  ".join([f"{word!r} failed with exit code {code}", *lines])

@@ -22,7 +22,7 @@ def run_equals_once(
         count, size = len(choice.simulated), done.run.size
         if count == size:
             say(f"{choice.why}; all {size:,} are run")
-            make = partial(make, every_rank=True, repeats=choice.repeats)
+            make = partial(make, simulates_all=True, repeats=choice.repeats)
             done = run_in_order(make, order, again, say)
             again_for = done.run.following(done.outcome)
             if again_for is None:

@@ -1,8 +1,8 @@
 """In which order simulated ranks take their turns: the usual one, one by chance, or many.
 
 `--explore 500`, or `rankwise.run(…, explore=500)`, runs a job once on each of so many schedules.
-One that fails in a new way is written to a file, which `replay` takes. What these runs print goes
-nowhere; the first one that fails is run once more, for all to see.
+One that fails in a new way is written to a file, which `replay` takes. The output of these runs
+goes nowhere; the first one that fails is run once more, for all to see.
 """
 
 import os
@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
@@ -18,6 +18,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus
 from rankwise.launch.telling.failure_report.text import first_line
 from rankwise.launch.telling.outcomes import who_stopped
+from rankwise.simranks.run.simulation_options import SimulationOptions
 from rankwise.simranks.world.schedules import Exploration, Schedule
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class WantedOrder(NamedTuple):
     seed: int = 0
     explore: int | None = None
     replay: str | None = None
+
+    @classmethod
+    def of(cls, options: SimulationOptions) -> Self:
+        """That of a run with these options."""
+        return cls(options.schedule == "random", options.seed, options.explore, options.replay)
 
 
 class Ordered(NamedTuple):

@@ -28,6 +28,7 @@ from rankwise.simranks.run.equal_ranks import run_equals_once
 from rankwise.simranks.run.exploration import WantedOrder
 from rankwise.simranks.run.output import write_all
 from rankwise.simranks.run.rehearsal import Rehearsal
+from rankwise.simranks.run.simulation_options import SimulationOptions
 
 if TYPE_CHECKING:
     from rankwise.launch.api import SimulationArguments
@@ -47,34 +48,24 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
     """
     __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
     _check(given, machine)
-    faults_given = given["faults"]
-    words = [faults_given] if isinstance(faults_given, str) else faults_given
+    options = _options_from(given)
     faults, chip_faults = read_faults_of_run(
-        words, job.gang.size, "faults:", has_machine=machine is not None
+        options.faults, job.gang.size, "faults:", has_machine=machine is not None
     )
     make = partial(
         Rehearsal,
         job,
+        options,
         machine=machine,
-        seed=given["seed"],
         faults=faults,
         chip_faults=chip_faults,
-        device=given["device"],
-        has_virtual_clock=given["virtual_clock"],
-        timing_only=given["timing_only"],
-        every_rank=given["every_rank"],
-        synthetic_data=given["synthetic_data"],
-        tokens_per_step=given["tokens_per_step"],
-        values=given["values"],
     )
-    replay = None if given["replay"] is None else os.fspath(given["replay"])
-    order = WantedOrder(given["schedule"] == "random", given["seed"], given["explore"], replay)
-    done = run_equals_once(make, order, _again, partial(_say, job))
-    if given["prediction"] is not None and done.run.prediction is not None:
+    done = run_equals_once(make, WantedOrder.of(options), _again, partial(_say, job))
+    if options.prediction is not None and done.run.prediction is not None:
         from rankwise.simranks.prediction.summary import write_document  # noqa: PLC0415  # only there
 
         program = job.program.name if isinstance(job.program, Function) else ""
-        write_document(done.run.prediction, os.fspath(given["prediction"]), program)
+        write_document(done.run.prediction, options.prediction, program)
     try:
         raise_unless_succeeded(done.outcome, done.run.supervision)
     except WorkersFailed as failed:
@@ -86,6 +77,17 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
     for missed in done.run.missed_faults:
         warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
     return done.run.supervision
+
+
+def _options_from(given: "SimulationArguments") -> SimulationOptions:
+    """The arguments as the command line has them; Python's names of files may be any path."""
+    values: dict[str, Any] = dict(given)
+    faults = given["faults"]
+    values["faults"] = (faults,) if isinstance(faults, str) else tuple(faults)
+    for name in ("prediction", "replay"):
+        if values[name] is not None:
+            values[name] = os.fspath(values[name])
+    return SimulationOptions(**values)
 
 
 def _check(given: "SimulationArguments", machine: str | None) -> None:

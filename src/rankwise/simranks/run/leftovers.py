@@ -31,7 +31,7 @@ class Leftovers:
         tell: takes the command lines of those that were killed, by pid.
 
     Attributes:
-        are_shown: whether anybody is to hear of them; after a failure, nobody is.
+        are_shown: whether they are reported; after a failure, they are not.
     """
 
     def __init__(self, tell: Callable[[Mapping[int, str]], None]) -> None:

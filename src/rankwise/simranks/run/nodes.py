@@ -212,13 +212,13 @@ class RehearsedNode:
         return tuple(self._ranks.described(failure) for failure in failures)
 
     def losses(self, now: Instant) -> list[Failure]:
-        """What a power cut now is to its ranks, which nobody here will be left to tell."""
+        """What a power cut now is to its ranks; no agent will be left to report it."""
         gang = None if self._agent is None else self._agent.gang
         assert self._ranks is not None, "it is up"
         return [] if gang is None else self._ranks.losses(now)
 
     def _deliver(self, life: int, stimulus: Stimulus) -> None:
-        """Tell the agent of that life; a killed one hears nothing more."""
+        """Tell the agent of that life; a killed one gets nothing more."""
         if life == self._lives and self._dispatch is not None and self.is_up:
             self._dispatch.deliver(stimulus)
             self._hasten()
@@ -388,7 +388,7 @@ class SimulatedNodes:
         losses = node.losses(self._world.scheduler.now)
         if losses:
             self._note_loss(losses[0].attempt, node.host)
-        # Taken down before the kill: afterwards nobody is left who could tell of them.
+        # Taken down before the kill: afterwards no agent is left that could report them.
         self._lost += losses
         node.kill()
         if fault.back_after is not None:

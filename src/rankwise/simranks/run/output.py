@@ -5,9 +5,9 @@ All ranks share one `sys.stdout` and one `sys.stderr`, which find the running ra
 sinks of its stream (`rank_sinks`). There is no pipe to pause: the writer itself blocks until the
 console has taken what it was given. Ranks take turns, so the order of lines is deterministic.
 
-Children of a rank are real processes. What they write to descriptors 1 and 2 comes through a pipe
-of the rank's, which exists from its first child on, and one thread reads the pipes of all ranks.
-What is in a pipe when a rank writes is shown before: a child that a rank has waited for wrote while
+Children of a rank are real processes. Their writes to descriptors 1 and 2 come through a pipe of
+the rank's, which exists from its first child on, and one thread reads the pipes of all ranks. The
+contents of a pipe are shown before a rank writes: a child that a rank has waited for wrote while
 that rank had the run token. A child that outlives the attempt finds its pipe closed.
 
 Not included is what C code in this process, `os.system` or `os.posix_spawn` write to descriptors 1
@@ -74,7 +74,7 @@ class RankStream:
 
     def flush(self) -> None:
         """Take what the rank has written so far of a line."""
-        # What children of any rank had written before this one went on comes first.
+        # Earlier output of children of any rank comes first.
         self._owner.read_pipes()
         if self._pending:
             data, self._pending = self._pending, b""
@@ -374,7 +374,7 @@ class _Dispatching(io.RawIOBase):
                 stream.flush()
 
     def close(self) -> None:
-        """Stay open: it is everybody's."""
+        """Stay open: it is shared."""
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
         data, output = bytes(data), self._output
@@ -391,7 +391,7 @@ class _Dispatching(io.RawIOBase):
                 _write(number, data)
                 return len(data)
         stream = output.streams.get((rank.number, self._stream))
-        if os.getpid() != output.pid:  # a child's copies of the sinks are nobody's
+        if os.getpid() != output.pid:  # a child's copies of the sinks are not drained
             write_all(self._fd if stream is None else stream.fd_for_children(self._fd), data)
         # A killed process writes nothing: what its thread prints while it unwinds is dropped.
         elif rank.is_to_end:

@@ -72,8 +72,14 @@ def _calls(
             place=_place(came),
             begun_at=Instant(came.order),
             stage=stage,
-            peer=gate.peer if isinstance(gate, collective_groups.Post) else NO_PEER,
+            peer=_peer(gate),
         )
+
+
+def _peer(gate: object) -> int:
+    """The rank at the other end of a message, if it is known."""
+    known = isinstance(gate, collective_groups.Post) and gate.missing()
+    return known[0] if known else NO_PEER
 
 
 def _place(came: collective_groups.Came) -> str:

@@ -126,7 +126,7 @@ class RankRecords:
         return rank % self._job.gang.size
 
     def standstill(self, stuck: Rank | None) -> tuple[str, tuple[Stood, ...]]:
-        """Who keeps others waiting for ever, if anybody does, and where each rank stands now.
+        """The ranks that keep others waiting for ever, if any, and where each rank stands now.
 
         Args:
             stuck: one that was given up, but runs all the same.

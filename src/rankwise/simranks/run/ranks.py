@@ -49,6 +49,7 @@ from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.report_pipe import ErrorReported, Exiting, ReportPipe
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
+from rankwise.launch.options import MASTER_PORT
 from rankwise.launch.run.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,
@@ -65,15 +66,13 @@ from rankwise.simranks.world.world import SIMULATED_VARIABLE, SimulatedWorld
 
 _LONG_AGO = Instant(0)
 _ERROR_FILE = bootstrap.ERROR_FILE_VARIABLE
-MASTER_PORT = 29500
-"""Nothing listens there: torch's, for programs that print it."""
 
 
 class WorldClock:
     """The time of a simulated world; a `rankwise.ports.Clock`.
 
     Its calendar is the real one: it tells people when something happened, and the virtual time that
-    a rank has slept, or in which a hang was found, has passed for nobody.
+    a rank has slept, or in which a hang was found, has not passed for people.
     """
 
     def __init__(self, world: SimulatedWorld, wall_ns: Callable[[], int]) -> None:
@@ -135,6 +134,7 @@ class SimulatedRanks:
 
     def prepare_round(self, number: int) -> None:
         """Simulated ranks are always fit."""
+        # Nothing listens there: it is for programs that print it.
         self._deliver(RoundPrepared(number, self._job.master_port or MASTER_PORT))
 
     def begin_attempt(self, world: World) -> None:
@@ -153,7 +153,7 @@ class SimulatedRanks:
         number, process = self._settle(local_rank, self._place)
 
         def note(error: BaseException) -> None:
-            if rank.is_given_up:  # it goes on in a world that is over: nobody needs to hear of it
+            if rank.is_given_up:  # it goes on in a world that is over: its end is of no interest
                 raise RankEnded(-SIGKILL)
             self._records.note_origin(rank.number, error)
 
@@ -182,8 +182,7 @@ class SimulatedRanks:
         rank = self._place.first_rank + local_rank
         self._records.errors[rank] = error
         if may_be_of_others(error):
-            # Before the exception is told: the first failure that the gang hears of is its root
-            # cause.
+            # Before the exception is told: the first failure that the gang gets is its root cause.
             self._records.judge(rank, patience_is_over=tells_of_time(error))
         self._deliver(WorkerReported(local_rank, self._place.round, error))
 
@@ -276,7 +275,7 @@ class SimulatedRanks:
         # The gang compares a bit later: then it must not be first to find that time is over.
         is_over = between(last_progress, now) + MICROSECOND >= records.look_interval
         if is_over and records.judge(None, patience_is_over=True) is not None:
-            return  # the agents of those that are to blame have heard it
+            return  # the agents of those that are to blame know it
         self._deliver(ProgressLooked(attempt, last_progress))
 
     def look_for_dumps(self, attempt: int) -> None:
@@ -300,7 +299,7 @@ class SimulatedRanks:
     def tell(self, local_rank: int, attempt: int, word: str) -> None:  # noqa: ARG002  # the world's
         """Say a word to a rank that can be called again; with AGAIN it enters the present world."""
         rank = self._ranks.get(local_rank)
-        # A rank may end while the word is on its way: then nothing is left to hear it.
+        # A rank may end while the word is on its way: then nothing is left to read it.
         line = None if rank is None or rank.is_over else line_of(rank)
         if rank is None or line is None:
             return
@@ -444,7 +443,7 @@ class _Reporter(bootstrap.Reporter):
         super().report(error)
 
     def announce(self) -> None:
-        """Nobody asks a thread for its stacks."""
+        """Do nothing: a thread's stacks need no signal."""
 
     def tell_exiting(self, ending: SystemExit) -> None:
         """Tell of a program's own; what stands for the end of a process leaves no place."""

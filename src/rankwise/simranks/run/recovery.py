@@ -1,6 +1,6 @@
 """`rankwise.recover` in simulated ranks: the line to the agent without a process at its other end.
 
-What a rank does is that of `launch.recovery`. Where a real rank has a thread that listens to a
+A rank does the same as in `launch.recovery`. Where a real rank has a thread that listens to a
 socket, a simulated one is told by the scheduler thread, and takes the recall as it takes any
 signal: when it waits next. In virtual time that is at once.
 """

@@ -18,6 +18,7 @@ from rankwise.launch.run.session import Session
 from rankwise.launch.run.supervision import Supervision
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
 from rankwise.simranks.run.run_host import SimulatedRunHost
+from rankwise.simranks.run.simulation_options import SimulationOptions
 from rankwise.simranks.world.equals import Equals, RankChoice
 from rankwise.simranks.world.schedules import Schedule
 
@@ -33,29 +34,23 @@ class Rehearsal:
 
     Args:
         job: what each node runs.
+        options: those for simulated ranks. `schedule`, `explore`, `replay` and `faults` decide
+            nothing here: what they come to is in the arguments below.
         node_count: how many nodes of `job.gang.size` ranks run at most; as many as the rendezvous
             keeps in reserve (`spares`) come on top.
         rendezvous: how nodes that come and go meet; None has `node_count` of them all the time,
             unless a fault strikes one.
         console_fds: what stands for standard output and standard error.
-        seed: what the ranks' random states begin from.
         schedule: decides what the run leaves open; None takes what comes first.
         faults: the faults of ranks and nodes.
         chip_faults: those of the machine: what errors call each, and the fault.
-        device: `cuda` lets programs of torch find modelled CUDA devices.
         machine: a preset or a topology file, each device of which is a rank's; None: no time but
             what is slept.
-        packages: installed packages that each rank imports for itself.
         keeps_log: keep what each rank does when, for `write_files` of the prediction.
-        has_virtual_clock: let the clocks that ranks read tell virtual time alone.
-        timing_only: let tensors have no data. Then ranks that do the same are simulated once.
-        every_rank: simulate all ranks, even if they do the same.
-        repeats: whether equal microbatches are carried out once; unless `every_rank`, if not given.
+        simulates_all: simulate all ranks of `timing_only`, as with `every_rank`.
+        repeats: whether equal microbatches are carried out once; unless all ranks are simulated, if
+            not given.
         choice: those that are simulated then, if it is known that two are too few.
-        records_values: keep the numbers that rank 0 asks for.
-        values: what programs get then that ask for numbers; see `simranks.prediction.values`.
-        synthetic_data: let data loaders repeat their first batch then.
-        tokens_per_step: of all ranks together; None counts them.
 
     Attributes:
         supervision: that run; when it is over it has the results, by rank.
@@ -70,27 +65,19 @@ class Rehearsal:
     def __init__(
         self,
         job: Job,
+        options: SimulationOptions,
         *,
         node_count: int = 1,
         rendezvous: RendezvousConfig | None = None,
         console_fds: tuple[int, int] = (1, 2),
-        seed: int = 0,
         schedule: Schedule | None = None,
         faults: Sequence[FaultOfRank | FaultOfNode] = (),
         chip_faults: Sequence[tuple[str, FaultOfChip]] = (),
-        device: str = "cpu",
         machine: str | None = None,
-        packages: Sequence[str] = (),
         keeps_log: bool = False,
-        has_virtual_clock: bool = False,
-        timing_only: bool = False,
-        every_rank: bool = False,
+        simulates_all: bool = False,
         repeats: bool | None = None,
         choice: RankChoice | None = None,
-        records_values: bool = False,
-        values: str = "",
-        synthetic_data: bool = False,
-        tokens_per_step: int | None = None,
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -110,27 +97,29 @@ class Rehearsal:
                 self.size,
                 keeps_log=keeps_log,
             )
-            self.prediction.tokens_per_step = tokens_per_step
-            self.prediction.has_synthetic_data = synthetic_data
-        self.has_virtual_clock = has_virtual_clock
+            self.prediction.tokens_per_step = options.tokens_per_step
+            self.prediction.has_synthetic_data = options.synthetic_data
+        self.options = options
+        self.device = options.device
         self.equals: Equals | None = None
-        if records_values and self.prediction is not None:
+        if options.record_values is not None and self.prediction is not None:
             from rankwise.simranks.prediction.values import ValueRecord  # noqa: PLC0415  # only there
 
             self.prediction.record = ValueRecord()
-        if timing_only and self.prediction is not None:
+        if options.timing_only and self.prediction is not None:
             from rankwise.simranks.prediction.values import ValuePolicy  # noqa: PLC0415  # only there
 
-            self.prediction.values = ValuePolicy(values, seed)
-            device = "cuda"  # a time without data is that of a device, never of this CPU
+            self.prediction.values = ValuePolicy(options.values, options.seed)
+            self.device = "cuda"  # a time without data is that of a device, never of this CPU
             # A fault makes one rank, or its links, another one than those of its class.
             is_well = not (faults or chip_faults)
+            every_rank = options.every_rank or simulates_all
             repeats = not every_rank if repeats is None else repeats
             self.prediction.repetition.is_wanted = (
                 repeats and is_well and (choice is None or choice.repeats)
             )
             if not every_rank and is_well and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = Equals(choice or RankChoice(), self.size, seed)
+                self.equals = Equals(choice or RankChoice(), self.size, options.seed)
                 self.equals.price = partial(_price, self.prediction)
                 self.prediction.equals = self.equals
         self.node_count = node_count + (0 if rendezvous is None else rendezvous.spares)
@@ -139,10 +128,7 @@ class Rehearsal:
             self.rendezvous = RendezvousConfig(
                 nodes_min=node_count, nodes_max=node_count, policy=job.plan.rendezvous.policy
             )
-        self.seed = seed
         self.schedule = schedule
-        self.device = device
-        self.packages = packages
         self.faults = faults
         self.missed_faults: list[str] = []
         self._console_fds = console_fds

@@ -177,7 +177,7 @@ class SimulatedRunHost:
         )
 
     def on_outcome_shown(self, outcome: Outcome) -> None:
-        """Nobody waits: no other terminal can ask about simulated ranks."""
+        """Do nothing: no other terminal can ask about simulated ranks."""
 
     def stop(self, signum: int | None) -> None:
         """All agents are asked to stop, as soon as the rank that computes hands the token over.
@@ -187,7 +187,7 @@ class SimulatedRunHost:
         # Carried out by `turn`: a handler may have interrupted this thread inside of an agent.
         self._stops.append(signum)
         if self._output.patience_ms is None:
-            # A pager that nobody scrolls takes nothing, and would hold the stop up for ever.
+            # A pager that is not scrolled takes nothing, and would hold the stop up for ever.
             self._output.patience_ms = _CONSOLE_PATIENCE_MS
         told = signal.SIGTERM if signum is None or signum == TIME_LIMIT_SIGNAL else signum
         grace_s = self._session.job.gang.grace / SECOND
@@ -264,13 +264,13 @@ class SimulatedRunHost:
         return SimulatedWorld(
             stdout=self._output.stdout,
             stderr=self._output.stderr,
-            seed=simulation.seed,
+            seed=simulation.options.seed,
             schedule=simulation.schedule,
             faults=self._faults,
             extensions=extensions_of(simulation.device),
             prediction=simulation.prediction,
-            packages=simulation.packages,
-            has_virtual_clock=simulation.has_virtual_clock,
+            packages=simulation.options.import_per_rank,
+            has_virtual_clock=simulation.options.virtual_clock,
             equals=simulation.equals,
             timing_only=None if simulation.prediction is None else simulation.prediction.values,
             standard=standard,
@@ -325,7 +325,7 @@ class SimulatedRunHost:
             rendezvous=simulation.rendezvous,
             policy=plan.rendezvous.policy,
             host=socket.gethostname(),
-            seed=simulation.seed,
+            seed=simulation.options.seed,
             faults=self._faults,
         )
 
@@ -356,7 +356,7 @@ class SimulatedRunHost:
             # A signal that the caller ignores, as nohup does, must not stop the run either.
             if signal.getsignal(number) not in (signal.SIG_IGN, None)
         }
-        # What a rank forks finds what a program does, and not what the command has made of it.
+        # A process that a rank forks finds the handlers of a program, not those of the command.
         ours = before.keys() - {*job.signals} if job.heeds_all_signals else ()
         found = {number: usual(handler) for number, handler in before.items()}
         self._world.handlers_before = found | dict.fromkeys(ours, signal.SIG_DFL)

@@ -1,8 +1,8 @@
 """Progress of the rank that holds the run token, for `--hang-timeout`.
 
-What counts as progress is the same as on real processes (`rankwise.core.gang.progress`). Ranks are
-threads of this process, so its other threads, its children and what it reads and writes count for
-the one rank that runs. The scheduler thread, which calls this, and output of ranks do not count.
+Progress is the same as on real processes (`rankwise.core.gang.progress`). Ranks are threads of this
+process, so its other threads, its children and what it reads and writes count for the one rank that
+runs. The scheduler thread, which calls this, and output of ranks do not count.
 """
 
 import time
@@ -31,7 +31,7 @@ class RunTokenWatch:
         self._watch = ProgressWatch(hang_timeout, clock.now())
         self._clock = clock
         self._printed = printed
-        # What this process had started before is no rank's: a notebook's, a test's.
+        # Processes that this one had started before belong to no rank: a notebook's, a test's.
         self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def makes_progress(self, rank: Rank) -> bool:

@@ -2,8 +2,8 @@
 
 A combination that fails is told, and does not take the others with it. With a file of results
 (`results_file`), combinations that it has are not run again. Their keys hold all that decides the
-outcome: the program's own bytes, its arguments, the machine, and the versions. What the program
-imports from files of its own is not in it.
+outcome: the program's own bytes, its arguments, the machine, and the versions. Modules that the
+program imports from files of its own is not in it.
 """
 
 import hashlib

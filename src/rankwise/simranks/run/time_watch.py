@@ -1,15 +1,15 @@
 """Whether simulated ranks make progress while virtual time passes, or only sleep and wait.
 
 A rank that asks in a loop whether something has happened, or whose alarm rings for ever, lets time
-pass, so no deadlock stops the world. What counts as progress is the same as on real processes
+pass, so no deadlock stops the world. Progress is the same as on real processes
 (`rankwise.core.gang.progress`): a call, a step or a section, the begin or end of a rank, and to
-compute, read or write enough for the virtual time that has passed. What a look in vain costs is
+compute, read or write enough for the virtual time that has passed. The cost of a look in vain is
 the simulation's doing, and no progress.
 
 With `--hang-timeout` that much virtual time without progress is a hang, found at most a quarter of
-it late. Without, nobody has said how long ranks may rest, and a program may sleep for days on
-purpose: only ranks have hung that let another one wait in an operation for longer than the
-time-outs of torch would, and that have woken up so often meanwhile that a real minute has passed.
+it late. Without, how long ranks may rest is unknown, and a program may sleep for days on purpose:
+only ranks have hung that let another one wait in an operation for longer than the time-outs of
+torch would, and that have woken up so often meanwhile that a real minute has passed.
 
 What a rank has started, threads and processes, lives in real time: as long as there is any, ranks
 may wait for it in a loop, and only real time counts, or without a time-out none.
@@ -103,7 +103,7 @@ class TimeWatch:
         # That of the calling thread is no rank's.
         computed = time.process_time_ns() - time.thread_time_ns() - looks
         byte_count = bytes_of_this_process() - self._printed()
-        # Where nobody has set a limit, a quarter of the time is enough in which a rank computes.
+        # Without a limit, a quarter of the time is enough in which a rank computes.
         share = CPU_SHARE if self._hang_timeout else CPU_SHARE * LOOKS_PER_PATIENCE
         did, moved = computed - self._computed, byte_count - self._bytes
         self._marks, self._computed, self._bytes = marks, computed, byte_count

@@ -1,9 +1,9 @@
 """Memory windows between simulated ranks.
 
 The code of real ranks runs: members, signals, barriers, in memory that all ranks of this process
-share. What differs is how a rank sleeps. A rank that would sleep on a word in shared memory waits
-in the scheduler instead, and who wakes the sleepers of the word makes them ready. And ranks meet in
-this process, not at a socket; those of different nodes do not.
+share. The sleep of a rank differs. A rank that would sleep on a word in shared memory waits in the
+scheduler instead, and who wakes the sleepers of the word makes them ready. And ranks meet in this
+process, not at a socket; those of different nodes do not.
 
 A death is told as by `PeerWatch`: a rank that ends without having left is marked in its windows.
 
@@ -36,7 +36,7 @@ from rankwise.simranks.world.scheduler import Scheduler
 from rankwise.simranks.world.world import SimulatedWorld, refuse_threads, running_rank
 
 _USUAL_PATIENCE = Duration(119 * SECOND)
-"""A little less than the two minutes that a communicator has if nobody says how long."""
+"""A little less than the two minutes that a communicator has without a timeout."""
 _NEVER = Instant((1 << 63) - 1)
 
 

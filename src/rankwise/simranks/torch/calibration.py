@@ -283,7 +283,7 @@ def _dtensor_seconds() -> tuple[float, float]:
     """What an operation on a DTensor takes of its host: of layers, and of an optimizer.
 
     Both are the cost beyond that of plain tensors of the same shapes, divided by the operations.
-    That of layers has what their hooks do. The plain layers call the same collectives.
+    That of layers has what their hooks do.
     """
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
@@ -293,6 +293,7 @@ def _dtensor_seconds() -> tuple[float, float]:
     plain = nn.Sequential()
     for _ in range(_LAYERS):
         plain.extend([nn.Linear(part * size, part), nn.Linear(part, part * size)])
+        # The same collectives as the split layers call, so that the difference is DTensor's own.
         plain[-2].register_forward_pre_hook(lambda _, given: (_ReducedBackward.apply(*given),))
         plain[-1].register_forward_hook(lambda _, __, out: _Reduced.apply(out))
     ways = [ColwiseParallel(), RowwiseParallel()] * _LAYERS
@@ -313,7 +314,7 @@ def _dtensor_seconds() -> tuple[float, float]:
         return [late - early for early, late in pairwise(moments)]
 
     for each in (split, plain):
-        train(each)
+        train(each)  # the first pass also makes the gradients and the optimizer's state
     with _CountingMode() as counting:
         split(given).sum().backward()
     of_layers = counting.count
@@ -393,15 +394,13 @@ def _fsdp_seconds() -> float:
 
 
 def _new_pages(meter: _Meter) -> float | None:
-    """Bytes per second of memory that a process has not had yet; None if it costs nothing.
-
-    The C library maps so large a tensor anew each time. What that takes is CPU time of the caller.
-    """
+    """Bytes per second of memory that a process has not had yet; None if it costs nothing."""
     kept = torch.ones(_MAPPED_BYTES // 4)
 
     def filled(again: Tensor | None) -> float:
         meter.meet()
         begun = time.thread_time()
+        # The C library maps so large a tensor anew each time, in CPU time of the caller.
         (torch.empty(_MAPPED_BYTES // 4) if again is None else again).fill_(1.0)
         return time.thread_time() - begun
 

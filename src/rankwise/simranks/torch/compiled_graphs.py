@@ -3,19 +3,19 @@
 Theory of operation
 ===================
 
-Dynamo, AOTAutograd and inductor's passes run as they are, on fake tensors. What inductor gets is a
-graph on CPU tensors; its devices are turned into CUDA first. Inductor lowers it, and its scheduler
-fuses and orders the nodes as for a GPU. There it ends: no code is generated. A *plan* is kept of
-the scheduler's nodes: what each one reads and writes, which buffers it makes, and what is read for
-the last time.
+Dynamo, AOTAutograd and inductor's passes run as they are, on fake tensors. inductor gets a graph on
+CPU tensors; its devices are turned into CUDA first. Inductor lowers it, and its scheduler fuses and
+orders the nodes as for a GPU. There it ends: no code is generated. A *plan* is kept of the
+scheduler's nodes: what each one reads and writes, which buffers it makes, and what is read for the
+last time.
 
 A call of the graph follows the plan. It takes the time of each fused node by its bytes, and of each
 kernel of a library (matrix products, attention) by the formula of its operation. It makes the
 buffers and drops them, so that memory is that of the compiled program. Collectives in a graph are
 carried out.
 
-Graphs of equal text and inputs have one plan, whatever layer or rank they come from. What inductor
-cannot lower here runs as eager code, and the result is marked as an upper bound.
+Graphs of equal text and inputs have one plan, whatever layer or rank they come from. A graph that
+inductor cannot lower here runs as eager code, and the result is marked as an upper bound.
 """
 
 import sys
@@ -70,7 +70,7 @@ class _Collective(NamedTuple):
     written: str
 
 
-class _Step(NamedTuple):
+class _GraphStep(NamedTuple):
     """A node of the scheduler.
 
     Attributes:
@@ -97,13 +97,13 @@ class _Output(NamedTuple):
     constant: Any = None
 
 
-class Plan(NamedTuple):
+class GraphPlan(NamedTuple):
     """What a call of a graph does; `keeps` says whether its results are kept for a backward."""
 
     inputs: Sequence[str]
     constants: Mapping[str, Tensor]
     keeps: bool
-    steps: Sequence[_Step]
+    steps: Sequence[_GraphStep]
     outputs: Sequence[_Output]
 
 
@@ -121,7 +121,7 @@ class GraphPrices:
     def __init__(self, mode_here: Callable[[], Any], remark: Remark) -> None:
         self._mode_here = mode_here
         self._remark = remark
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, GraphPlan] = {}
         self._is_prepared = False
 
     def compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,7 +270,7 @@ def _key(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def plan_of(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Plan:
+def plan_of(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> GraphPlan:
     """Have inductor lower and schedule a graph as for CUDA."""
     compile_fx = import_module("torch._inductor.compile_fx")
     virtualized = import_module("torch._inductor.virtualized").V
@@ -358,7 +358,7 @@ def _on_cuda(value: Any) -> Any:
     return _empty(value.shape, value.stride(), dtype=value.dtype, device=_CUDA)
 
 
-def _plan_of_lowered(lowered: Any, *, keeps: bool) -> Plan:
+def _plan_of_lowered(lowered: Any, *, keeps: bool) -> GraphPlan:
     """The steps of what inductor has scheduled."""
     outputs = [_output_of(each) for each in lowered.graph_outputs]
     nodes = [node for node in lowered.scheduler.nodes if type(node).__name__ != _NOTHING]
@@ -381,8 +381,10 @@ def _plan_of_lowered(lowered: Any, *, keeps: bool) -> Plan:
                 wanted.remove(sizes[name])
                 first.append(name)
         work = _extern_work(lowered, node) if is_extern else _fused_work(node, makes)
-        steps.append(_Step(work, makes, [name for name in ended if name not in first], first))
-    return Plan(list(lowered.graph_input_names), dict(lowered.constants), keeps, steps, outputs)
+        steps.append(_GraphStep(work, makes, [name for name in ended if name not in first], first))
+    return GraphPlan(
+        list(lowered.graph_input_names), dict(lowered.constants), keeps, steps, outputs
+    )
 
 
 _NOTHING = "NopKernelSchedulerNode"
@@ -494,7 +496,7 @@ def _collective_of(lowered: Any, kernel: Any, overload: Any) -> _Collective:
     return _Collective(overload, names, bind, kernel.get_name())
 
 
-def _follow(plan: Plan, args: list[Any], mode: Any) -> tuple[Any, ...]:
+def _follow(plan: GraphPlan, args: list[Any], mode: Any) -> tuple[Any, ...]:
     """Do what a call of a graph does, on the device of the rank that calls it."""
     held: dict[str, Any] = dict(zip(plan.inputs, args, strict=True))
     args.clear()

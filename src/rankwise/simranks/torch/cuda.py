@@ -3,9 +3,9 @@
 A rank with such devices has a mode in its thread that turns each `device="cuda"`, `.to("cuda:1")`
 and `.cuda()` into the CPU; tensors are copied where a real device would get a copy. They say that
 they are on the CPU, but that they are of CUDA (`is_cuda`) if it is not torch that asks, since
-programs assert it. What of `torch.cuda` scripts use is replaced: one device for each rank of the
-node, streams that do everything at once, events that tell time. Autocasting for CUDA is that of the
-CPU, to float16 if no type is given.
+programs assert it. The part of `torch.cuda` that scripts use is replaced: one device for each rank
+of the node, streams that do everything at once, events that tell time. Autocasting for CUDA is that
+of the CPU, to float16 if no type is given.
 
 Queries about memory tell what a prediction counts (`device_memory`).
 """
@@ -84,8 +84,8 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if len(args) == 1 and not kwargs:
             name = str(Tensor.type(args[0]))
             is_torch = modelled_device.is_asked_by(sys._getframe(2), "torch")  # noqa: SLF001  # the same
-            is_told = not is_torch and self._is_of_device(args[0])
-            return name.replace("torch.", _CUDA_TYPE, 1) if is_told else name
+            names_device = not is_torch and self._is_of_device(args[0])
+            return name.replace("torch.", _CUDA_TYPE, 1) if names_device else name
         plain = [each.replace(_CUDA_TYPE, "torch.") if type(each) is str else each for each in args]
         return Tensor.type(*plain, **kwargs)
 
@@ -447,7 +447,7 @@ def model_cuda() -> Callable[[], None]:
 
 def shard_on_cpu() -> Callable[[], None]:
     """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
-    from torch.distributed.fsdp import (  # noqa: PLC0415  # not for everybody
+    from torch.distributed.fsdp import (  # noqa: PLC0415  # few programs need it
         FullyShardedDataParallel,
         _flat_param,
         _runtime_utils,

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+import torch.nn.functional as F  # noqa: N812  # its usual name
 import yaml
 from torch import Tensor
 from torch.autograd.function import once_differentiable

@@ -1,15 +1,10 @@
 """Equal microbatches of a pipeline: a few are carried out, and the others take their steps again.
 
 A stage of `torch.distributed.pipelining` calls its module once for each microbatch, forward and
-backward. The first microbatch of each step is carried out: it gathers parameters and makes
-gradients. Two more are recorded (`recordings`), and must take the same steps. From then on a
-microbatch whose arguments are alike takes these steps without the program. It gives a tensor with
-a node of autograd whose backward takes those of the backward part, so a loss and the schedule's own
-code are carried out as they are. In later steps of the training, one microbatch is recorded anew,
-and its forward part must be as before.
-
-A forward part may come again before the backward part of the recorded ones is known. If that turns
-out to differ, the run begins anew, and carries out all microbatches.
+backward. The first microbatch of each step is carried out. Two more are recorded (`recordings`),
+and must take the same steps. From then on a microbatch whose arguments are alike takes these steps
+without the program. It gives a tensor with a node of autograd whose backward takes those of the
+backward part, so a loss and the schedule's own code are carried out as they are.
 """
 
 from collections.abc import Callable
@@ -197,6 +192,7 @@ class _Microbatches:
         if self.number == 0:
             self._begin_step()
         alike = _likeness(self._stage, args, kwargs)
+        # The first one of a step differs from the others: it gathers parameters, makes gradients.
         if self.number == 0 or alike is None or self._is_off or not self._repetition.is_wanted:
             return original(self._stage, *args, **kwargs)
         if alike != self._alike:
@@ -268,6 +264,7 @@ class _Microbatches:
             present.clear()
             present.update({handle.id: own, **hooks})
         self._recorded.append(recorded)
+        # After a step whose microbatches were equal, one like those is enough.
         if self._is_confirmed and self._before is not None and recorded.is_like(self._before):
             self._model = recorded
         elif len(self._recorded) > 1 and recorded.is_like(self._recorded[-2]):
@@ -290,6 +287,8 @@ class _Microbatches:
         elif is_model:
             self._model, self._is_off = None, True
             if self._repeated:
+                # Forward parts have come again before this backward part was known: too late to
+                # carry them out, so the run begins anew without repetition.
                 why = recorded.steps.refused or "their backward parts differ"
                 self._repetition.stop(f"microbatches of a pipeline are not equal: {why}")
 
@@ -401,14 +400,14 @@ def _likeness(stage: Any, args: Any, kwargs: Any) -> Any:
         return None
     if not (torch.is_grad_enabled() and stage.has_backward and module.training):
         return None
-    told = [_told(each) for each in (*args, *kwargs.values())]
-    if None in told or any(each.requires_grad for each in kwargs.values() if _is_tensor(each)):
+    kept = [_kept(each) for each in (*args, *kwargs.values())]
+    if None in kept or any(each.requires_grad for each in kwargs.values() if _is_tensor(each)):
         return None
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return (*told, *kwargs, *autocast)
+    return (*kept, *kwargs, *autocast)
 
 
-def _told(value: Any) -> Any:
+def _kept(value: Any) -> Any:
     if _is_tensor(value):
         of_tensor = value.shape, value.stride(), value.dtype, value.requires_grad
         return (*of_tensor, getattr(value, "_spec", None))

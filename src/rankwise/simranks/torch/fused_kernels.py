@@ -2,8 +2,8 @@
 
 `torch.rms_norm` is taken apart above autograd, so the mode that charges operations sees the parts
 of its forward and of its backward. Here it is computed by the same parts, with the same bits, while
-nothing is charged, and then one kernel is. What the parts keep for backward takes no memory of the
-device: the kernel of CUDA keeps its arguments.
+nothing is charged, and then one kernel is. Tensors that the parts keep for backward take no memory
+of the device: the kernel of CUDA keeps its arguments.
 
 The same holds for attention with dropout, for which the CPU has no kernel. As on CUDA, its gradient
 has none.
@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable

@@ -1,7 +1,7 @@
 """All that rankwise touches of torch's private parts, in one place.
 
 Tested with the versions in `TESTED`; with another one a run begins with a warning that says so.
-What is touched:
+These are touched:
 
 - `distributed_c10d._new_process_group_helper`: with any backend that a program names, the group
   is made with ours, which is registered by the public `Backend.register_backend(extended_api=True)`
@@ -10,15 +10,15 @@ What is touched:
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
 - `torch.distributed._symmetric_memory`: its tables of what belongs to the name of a group.
-- `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
+- `distributed_c10d._unregister_all_process_groups`: would take the groups of all ranks out of it.
 - `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves; and
   `PrefixStore` around one of those, here and in `distributed_c10d`.
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
 - `distributed_c10d._object_to_tensor`: refuses objects under `FakeTensorMode`.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
 - `torch.distributed.rpc.init_rpc`: is refused.
-- the functions of `distributed_c10d`: a thread that a rank has started takes a turn in them
-  (`turns`).
+- the functions of `distributed_c10d`: a thread that a rank has started takes a turn in them, and
+  finds its rank's groups.
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
 - `torch._C._DisableTorchDispatch` and `_ExcludeDispatchKeyGuard`: operations compute below modes
   and autograd, as a backend in C++ does (`arithmetic`).
@@ -57,6 +57,7 @@ from contextlib import ExitStack, suppress
 from functools import partial, wraps
 from importlib import import_module
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -88,15 +89,20 @@ from rankwise.simranks.torch.settings import PerRankSettings, set_num_threads
 from rankwise.simranks.torch.streams import order_by_streams
 from rankwise.simranks.torch.streams import synchronize as wait_for_device
 from rankwise.simranks.torch.torch_events import follow_steps, recorded
-from rankwise.simranks.torch.turns import take_turns
 from rankwise.simranks.world.places import OUR_PACKAGE
 from rankwise.simranks.world.rank_events import present_recorder
 from rankwise.simranks.world.ranks import Rank
+from rankwise.simranks.world.turn_takers import taking_turns
 from rankwise.simranks.world.world import SimulatedWorld, present_world, running_rank
 
 TESTED = ("2.13",)
 BACKEND = "rankwise"
 _KEY = "torch"
+_PRIVATE = (
+    "_find_pg_by_ranks_and_tag", "_get_default_group", "_get_default_store", "_get_group_tag",
+    "_get_process_group_name", "_resolve_process_group",
+)  # fmt: skip
+"""Functions that other parts of torch call for a group."""
 
 
 def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
@@ -119,7 +125,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
-    take_turns()  # for good: outside of ranks' threads a turn is free
+    _take_turns()  # for good: outside of ranks' threads a turn is free
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
@@ -332,6 +338,14 @@ def _movable_record(original: Any) -> Any:
     present = object.__new__(type(original))
     _become(present, original)
     return present
+
+
+def _take_turns() -> None:
+    """Let torch's functions take turns, from when a rank has threads."""
+    for function in map(vars(c10d).get, (*c10d.__all__, *_PRIVATE)):
+        # `isinstance` would ask objects that torch has deprecated, which warn.
+        if type(function) is FunctionType:
+            taking_turns(function)
 
 
 def _become(present: Any, world: Any) -> None:

@@ -3,8 +3,8 @@
 gloo takes a tensor's memory as it is: of a view with gaps it reads and writes the neighbours, and
 says nothing. That is refused here, beside what gloo refuses itself. An expanded tensor has right
 numbers afterwards, if it is expanded on all ranks alike, and other numbers behind it have changed:
-that is warned of. What gloo does is recorded in `tests/conformance/rehearsal/layouts_of_gloo.json`.
-NCCL's rules are torch's checks before it.
+that is warned of. gloo's behaviour is recorded in
+`tests/conformance/rehearsal/layouts_of_gloo.json`. NCCL's rules are torch's checks before it.
 """
 
 import warnings

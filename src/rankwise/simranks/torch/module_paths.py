@@ -78,7 +78,7 @@ class ModulePaths:
                         held.holder.kind = GRADIENTS
 
     def holder(self) -> Holder:
-        """Who makes a storage now."""
+        """The module that makes a storage now."""
         frame = sys._getframe(3)  # noqa: SLF001  # the same
         kind = _kind_of(frame)
         if self._stack:

@@ -6,7 +6,7 @@ queries are free. Matrix products, convolutions and attention are counted by the
 a list. An operation reads its tensors and writes its results, whole.
 
 A storage that an operation has made takes memory of the device until Python and autograd have
-forgotten it. What an operation uses inside of itself is not seen.
+forgotten it. Tensors inside of an operation are not seen.
 
 Fake tensors are charged like those that they stand for, above the mode that computes their shapes:
 that mode has kernels and caches of its own, and what it calls says little of what a device would
@@ -226,7 +226,7 @@ class ChargingMode(UnseenMode):
             if index < last:
                 taken += [() if tensor.is_nested else tensor.shape for tensor in tensors]
             count = sum([tensor.nbytes for tensor in tensors])
-            # What is changed in place is read and written.
+            # A tensor that is changed in place is read and written.
             size += 2 * count if index in kind.written else count
             if count >= largest and tensors:
                 largest, widest = count, tensors

@@ -1,9 +1,9 @@
 """Operators that a program defines: torch's dispatcher has them once, and each rank has its own.
 
-Each simulated rank defines the operators of its program, and its functions know its own globals.
-So the first rank that defines an operator has it made; what the dispatcher calls looks for the
-function of the rank that runs. They end with the world. What installed packages define, which are
-imported once, and what changes operators of torch, is passed on.
+Each simulated rank defines the operators of its program, and its functions know its own globals. So
+the first rank that defines an operator has it made; what the dispatcher calls looks for the
+function of the rank that runs. They end with the world. Operators of installed packages, which are
+imported once, and changes of torch's operators are passed on.
 """
 
 import contextlib

@@ -115,7 +115,7 @@ class Placing(OnCpu):
         return is_torch and isinstance(device, torch.device)
 
     def _give_numbers(self, tensor: Tensor) -> None:
-        """Fill a tensor that has no numbers, since somebody reads them."""
+        """Fill a tensor that has no numbers, since they are about to be read."""
         local = getattr(tensor, "_local_tensor", tensor)
         if not is_hollow(local):
             return

@@ -59,7 +59,6 @@ from rankwise.simranks.torch.shape_rules import ShapeRules
 from rankwise.simranks.torch.storages import mark_hollow
 from rankwise.simranks.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
 from rankwise.simranks.world.collective_groups import (
-    ANY_SOURCE,
     CollectiveGroup,
     PendingCollective,
     Post,
@@ -87,7 +86,7 @@ _KINDS = {
 }  # fmt: skip
 """What a network calls operations that have several names here."""
 _SAYS_NOTHING = ("", "undefined", "default_pg")
-"""Descriptions of groups to which nobody has given one."""
+"""Descriptions of groups that the program has not given."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
 _OF_SPARSE = frozenset(("all_reduce", "all_reduce_coalesced"))
@@ -195,7 +194,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
-        """Every rank gets everybody's tensor."""
+        """Every rank gets the tensor of each rank."""
         (gathered,), (own,) = outputs, inputs
         self._rules.check_count("all_gather", "output", gathered)
         alike = [own] if self._rules.compares_shapes else _alike(own, gathered)
@@ -210,7 +209,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._meet(call, alike, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RehearsedWork:
-        """Every rank gets everybody's tensor, one after the other."""
+        """Every rank gets the tensor of each rank, one after the other."""
         return self._gather_single("all_gather_single", [output], [own], opts)
 
     _allgather_base = all_gather_single
@@ -226,7 +225,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
-        """Every rank gets everybody's tensors."""
+        """Every rank gets the tensors of each rank."""
         for row in outputs:
             for output, own in zip(row, inputs, strict=True):
                 self._rules.check_parts(
@@ -257,7 +256,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> RehearsedWork:
-        """The root gets everybody's tensor."""
+        """The root gets the tensor of each rank."""
         root = opts.rootRank
         if root == self.rank():
             self._rules.check_count("gather", "output", outputs[0])
@@ -415,7 +414,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RehearsedWork:
         """Receive tensors from the first rank that sends."""
-        return self._post("recv", ANY_SOURCE, tag, tensors)
+        return self._post("recv", ANY_RANK, tag, tensors)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -613,8 +612,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         is_send = name == "send"
         self._layouts.check(name, tensors)
         self._layouts.warn_of_message(tensors)
-        root = ANY_RANK if peer == ANY_SOURCE else peer
-        call = with_tensors(CallSignature(name, root=root, tag=tag), tensors)
+        call = with_tensors(CallSignature(name, root=peer, tag=tag), tensors)
         if (capture := present_capture()) is not None:
             brought: Sequence[Tensor] = tensors
             if isinstance(capture, TimedCapture):

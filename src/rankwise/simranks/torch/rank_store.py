@@ -224,8 +224,8 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
     def set_timeout(self, timeout: timedelta) -> None:
         """Note how long waits take at most, in virtual time.
 
-        What a process group sets is noted only: if nothing can happen any more, the report of a
-        deadlock tells more than its time-out.
+        The time-out of a process group is noted only: if nothing can happen any more, the report of
+        a deadlock tells more than its time-out.
         """
         caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001  # it has no other name
         self._note_timeout(timeout, is_kept=caller != _OF_GROUPS)

@@ -15,8 +15,8 @@ from torch import Tensor
 from rankwise.core.matching import NO_RANK, CallSignature, TensorForm, describe_tensors
 from rankwise.simranks.torch.gloo_arithmetic import name_of_reduction
 
-_TOLD = 4
-"""How many tensors of one call are told; others are counted."""
+_TENSORS_NAMED = 4
+"""How many tensors of one call are described; others are counted."""
 
 
 def describe_shapes(tensors: Sequence[Tensor]) -> str:
@@ -31,8 +31,8 @@ def with_tensors(call: CallSignature, tensors: Sequence[Tensor]) -> CallSignatur
 
 
 def _forms(tensors: Sequence[Tensor]) -> tuple[tuple[TensorForm, ...], int]:
-    told = tuple(form_of(tensor.shape, tensor.dtype) for tensor in tensors[:_TOLD])
-    return told, max(0, len(tensors) - _TOLD)
+    told = tuple(form_of(tensor.shape, tensor.dtype) for tensor in tensors[:_TENSORS_NAMED])
+    return told, max(0, len(tensors) - _TENSORS_NAMED)
 
 
 _OF_GLOO = frozenset(

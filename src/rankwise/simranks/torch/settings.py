@@ -219,7 +219,7 @@ class PerRankSettings:
 
     @contextmanager
     def changing(self, setting: _RestorableSetting) -> Iterator[None]:
-        """Somebody changes a setting: note what it was, and what it is for this rank."""
+        """Change a setting: note what it was, and what it is for this rank."""
         rank = running_rank()
         if rank is None:
             yield

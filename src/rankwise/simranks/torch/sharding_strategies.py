@@ -4,10 +4,6 @@ The step of an optimizer on lists of DTensors asks for a strategy for each tenso
 DTensor remembers none of them. A model of 80 layers has 700 tensors of nine kinds: that is most of
 what a prediction of tensor and data parallelism costs. A strategy follows from the mesh, the
 placements and shapes of the arguments, and the rules of the operation.
-
-Which order strided shards have is asked of all tensors of a list for each of them: so the time of a
-step would grow with the square of their number. Tensors without strided shards say nothing, and
-those that agree say it once.
 """
 
 from collections.abc import Callable
@@ -50,6 +46,9 @@ def _asking_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], N
     latest: list[Any] = [None, None]
 
     def propagate(op_strategy: Any, op_schema: Any) -> None:
+        # DTensor asks all tensors of a list for each of them: the time of a step would grow with
+        # the square of their number. So the answer is kept for the list: tensors without strided
+        # shards have none, and those that agree give it once.
         if latest[0] is not op_schema:
             by_flag = {
                 spec.use_strided_shard_as_shard_order: spec

@@ -30,7 +30,7 @@ class Storage:
         clock: of the rank whose it is.
         is_on_device: whether it takes memory of the modelled device; otherwise of the host.
         is_known: whether its numbers are computed; otherwise nothing may read them.
-        holder: who has made it, for the report of memory; None if nobody asked.
+        holder: who has made it, for the report of memory; None if that is not wanted.
         block: its memory on the device; None if it has none there.
     """
 
@@ -173,7 +173,7 @@ def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
             count = optimizer.state.get(parameter, {}).get("step")
             if type(count) is not Tensor or count.is_meta:
                 continue
-            # What `torch.tensor` makes no operation has made.
+            # No operation makes the result of `torch.tensor`.
             held = hold(count, clock, is_on_device=False)
             if held.is_on_device:
                 held.vacate()

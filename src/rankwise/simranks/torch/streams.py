@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from rankwise.simranks.prediction.queued_clocks import Moment
+from rankwise.simranks.prediction.queued_clocks import LaneMark
 from rankwise.simranks.world.world import present_world, running_rank
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class LaneStream:
         event.wait(self)
 
     def query(self) -> bool:
-        """Whether all is done: nobody asks for it but to do something else meanwhile."""
+        """Whether all is done: always, since a program asks only to do other work meanwhile."""
         return True
 
     def record_event(self, event: "LaneEvent | None" = None) -> "LaneEvent":
@@ -117,7 +117,7 @@ class LaneEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_ns: float | None = None
-        self._moment = Moment()
+        self._moment = LaneMark()
 
     def record(self, stream: LaneStream | None = None) -> None:
         """It is when the stream has done what it has been given until now."""
@@ -144,7 +144,7 @@ class LaneEvent:
             clock.let_wait(lane, self._moment)
 
     def query(self) -> bool:
-        """Whether it has happened: nobody asks for it but to do something else meanwhile."""
+        """Whether it has happened: always, since a program asks only to do other work meanwhile."""
         return True
 
     def elapsed_time(self, end: "LaneEvent") -> float:

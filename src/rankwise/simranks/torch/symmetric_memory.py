@@ -8,9 +8,9 @@ comes stops all ranks, and the report names it.
 On a modelled machine a signal, and what `put_signal` copies, take the time of a message. What a
 program itself loads from a peer's memory counts as memory of its own device.
 
-An allocation lives as long as its rank has a tensor in it, or anybody a handle or a peer's tensor.
-The tensor of the program has a storage of its own over the same bytes, so its end can be seen:
-then the rank forgets its handles, and with them its hold on the memory of its peers.
+An allocation lives as long as its rank has a tensor in it, or a rank a handle or a peer's tensor.
+The tensor of the program has a storage of its own over the same bytes, so its end can be seen: then
+the rank forgets its handles, and with them its hold on the memory of its peers.
 
 torch makes its objects in C++. The Python module refers to their class by one name,
 `_SymmetricMemory`, which stands for `RehearsedSymmetricMemory` while ranks are simulated
@@ -135,7 +135,7 @@ class _Handles:
 
     Attributes:
         allocations: those in which it has a tensor, by address.
-        handles: all that somebody has, by identity.
+        handles: all that are in use, by identity.
         pad_bytes: of the pads of allocations from now on.
         backend: the name that the program has set.
     """
@@ -241,9 +241,9 @@ class RehearsedSymmetricMemory(metaclass=_PropertiesOfRank):
         parts: list[_Allocation] = []
 
         def carry_out(loads: Loads) -> None:
-            everybody = [allocation for allocation, _ in loads]
+            allocations = [allocation for allocation, _ in loads]
             for _, mine in loads:
-                mine.extend(everybody)
+                mine.extend(allocations)
 
         call = CallSignature("symm_mem.rendezvous", size_bytes=own.memory.nbytes)
         group.exchange(call, [], (own, parts), carry_out)

@@ -1,6 +1,6 @@
 """`torch.nn.SyncBatchNorm` on modelled devices: what CUDA has kernels for, computed by the CPU.
 
-What ranks exchange is torch's own doing.
+The exchange among ranks is torch's own.
 """
 
 from collections.abc import Callable

@@ -7,8 +7,8 @@ it takes are known and its results are small: token counts, masks, the steps of 
 objects. Views are always real, and cost nothing. Of any other operation, torch's kernels for meta
 tensors tell the shape and strides of the results, once for each combination of shapes.
 
-Parameters are never known, since random numbers are not drawn. What asks for numbers of a tensor
-that has none gets what `values` say.
+Parameters are never known, since random numbers are not drawn. Code that asks for numbers of a
+tensor that has none gets what `values` say.
 """
 
 import mmap
@@ -55,6 +55,7 @@ _ALIASES = frozenset({
 """Views that autograd need not know as such: the product of rows of a batch is one."""
 _IN_PLACE_VIEW = torch.Tag.inplace_view
 _RANDOM = torch.Tag.nondeterministic_seeded
+_POINTWISE = torch.Tag.pointwise
 _DYNAMIC = torch.Tag.dynamic_output_shape
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
 _TRANSPARENT = frozenset({"prim", "profiler", "c10d", "c10d_functional", "_c10d_functional"})
@@ -91,6 +92,7 @@ class _Plan(NamedTuple):
         outputs: the names of keywords of results that the caller gives.
         makes: whether any result is new.
         written: the places and names of the arguments that it writes.
+        broadcasts: whether it writes in place what torch refuses if shapes do not fit.
     """
 
     name: str
@@ -104,6 +106,7 @@ class _Plan(NamedTuple):
     outputs: tuple[str, ...] = ()
     makes: bool = False
     written: tuple[tuple[int, str], ...] = ()
+    broadcasts: bool = False
 
 
 class _Learnt:
@@ -193,7 +196,7 @@ class TimingMode(ChargingMode):
 
     def _see(self, found: list[Storage | None], taken: list[Tensor]) -> None:
         """Note where the results lie, and whether they have numbers."""
-        # What no operation has made has numbers: numpy's, say.
+        # Tensors that no operation has made have numbers: numpy's, say.
         self._is_known = all(each is None or each.is_known for each in found)
         hint = PLACEMENT.hint
         if hint is None or not PLACEMENT.names_cuda:
@@ -264,7 +267,8 @@ class TimingMode(ChargingMode):
             return self._count_rows(func, args)
         learnt = self._learnt_of(func, args, kwargs)
         inferred: Any = ()
-        if plan.makes or plan.outputs:
+        # In place nothing new is made; the kernel for meta tensors refuses shapes that do not fit.
+        if plan.makes or plan.outputs or plan.broadcasts:
             inferred = self._inferred(learnt, func, args, kwargs)
         if not plan.is_dynamic:  # a mask's price depends on the rows that it selects
             self._present = learnt
@@ -476,6 +480,7 @@ def _plan_of(func: Any) -> _Plan:
         outputs=outputs,
         makes=any(place is None for place in returned),
         written=places_written,
+        broadcasts=name.endswith("_") and (_POINTWISE in tags or name == "copy_"),
     )
 
 

@@ -30,7 +30,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         outputs: the tensors that are filled.
         source: tells who has sent, if it is a message.
         handle: of `CollectiveGroup.open_handle`; None if it needs no wait of its own.
-        watch: looks after the tensors that must be left alone until somebody has waited.
+        watch: looks after the tensors that must be left alone until the wait is over.
         passages: what clocks wait for, on a modelled machine.
     """
 
@@ -87,7 +87,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
 
     @taking_turns
     def is_completed(self) -> bool:
-        """Whether everybody has come; if not, others run before the next look."""
+        """Whether all ranks have come; if not, others run before the next look."""
         for gate in self._gates:
             if not gate.is_open:
                 self._group.poll(gate)
@@ -127,7 +127,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         return self._future
 
     def _close(self) -> None:
-        """Somebody waits for it: were its tensors left alone until now?"""
+        """The wait begins: were its tensors left alone until now?"""
         if self._handle is not None:
             misuse = "" if self._watch is None else self._watch.close()
             self._group.close_handle(self._handle, misuse)

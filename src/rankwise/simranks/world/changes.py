@@ -2,7 +2,7 @@
 
 Two kinds wait. A kernel that looks at memory again and again waits for any change. A rank that
 waits for a word is told of changes of that word by the rank that writes it; but a kernel does not
-know what it has written, so it wakes all of them, and they look. Nobody looks without being told.
+know what it has written, so it wakes all of them, and they look. None looks without being told.
 """
 
 from collections.abc import Iterator

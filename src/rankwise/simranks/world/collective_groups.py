@@ -8,9 +8,8 @@ A collective whose members call different things fails on all of them when all h
 message can tell each rank's line. If a rank never comes, no rank can continue, and the report
 asks each pending collective which members are missing.
 
-Messages from rank to rank are matched in the order of being posted, by source and tag. A send is
-over when its receive is there: that is how gloo and NCCL have it, and what lets a circle of sends
-be found.
+Messages from rank to rank meet by the same rules, by source and tag. A send is over when its
+receive is there: that is how gloo and NCCL have it, and what lets a circle of sends be found.
 """
 
 import copy
@@ -25,10 +24,12 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.core.matching import (
     CallSignature,
     GroupCalls,
+    GroupMessages,
     Match,
     Matcher,
     describe_call,
     missing,
+    missing_peer,
     parties,
 )
 from rankwise.simranks.world.alarms import Alarms
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from rankwise.simranks.world.equals import Equals
 
 SAME_ORDER = "all ranks must call the same operations in the same order, with equal arguments"
-ANY_SOURCE = -1
 _NAMED = 4
 """How many members name a group that has no other name."""
 
@@ -132,6 +132,7 @@ class CollectiveGroup:
         present: those of them that are simulated; see `Equals`.
         bringing: for each member, the one whose loads it brings: its own if it is simulated.
         calls: which of their calls meet.
+        messages: which of their messages do.
         compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
         has_other_shapes: whether the operation that is carried out has such tensors.
         is_of_threads: whether a rank has called an operation in a thread that it has started: such
@@ -160,9 +161,7 @@ class CollectiveGroup:
         self._scheduler = scheduler
         self.calls: GroupCalls[Came] = self._conditions.matcher.group(name, ranks, self.present)
         self._gone: dict[int, CollectiveError] = {}
-        self._posts: list[Post] = []
-        self._latest_posts: dict[int, Post] = {}
-        self._posted = dict.fromkeys(ranks, 0)
+        self.messages: GroupMessages[Post] = GroupMessages(ranks)
         self._creation = _Creation(self)
 
     def wait_for_creation(self, rank: int) -> None:
@@ -207,7 +206,7 @@ class CollectiveGroup:
             pending.miss(*next(iter(self._gone.items())))  # which names what has been called
         if len(conditions.groups) > 1:
             conditions.compare_order(pending, rank)
-        if len(match.entries) == len(self.present):
+        if match.have_all_come:
             calls.close(match)
             pending.complete(carry_out)
         return pending
@@ -241,7 +240,7 @@ class CollectiveGroup:
     @property
     def is_awaited(self) -> bool:
         """Whether an operation or a message waits for a member."""
-        return bool(self.calls.open or self._posts)
+        return bool(self.calls.open or self.messages.open)
 
     def begun_by(self, rank: int) -> int:
         """How many operations a member has come to."""
@@ -256,9 +255,9 @@ class CollectiveGroup:
         if latest is not None:
             at_latest = self.calls.open.get(latest.number)
             yield latest, None if at_latest is None else at_latest.carrier
-        latest_post = self._latest_posts.get(rank)
-        for post in self._posts:
-            if post.rank == rank and post is not latest_post:
+        latest_post = self.messages.latest.get(rank)
+        for post in self.messages.open_ends_of(rank):
+            if post is not latest_post:
                 yield post.came, post
         if latest_post is not None:
             yield latest_post.came, latest_post
@@ -304,7 +303,7 @@ class CollectiveGroup:
             match.carrier.fail(error)
         if not self._creation.is_open:
             self._creation.open()
-        for post in self._posts:
+        for post in self.messages.open:
             post.error = error
             post.open()
 
@@ -316,7 +315,7 @@ class CollectiveGroup:
 
         Args:
             rank: the member that posts.
-            peer: the other end, by its number in the world; `ANY_SOURCE` receives from anybody.
+            peer: the other end, by its number in the world; `ANY_RANK` receives from anybody.
             tag: must be equal on both ends.
             signature: what it is.
             load: what it sends, or receives into.
@@ -325,40 +324,27 @@ class CollectiveGroup:
         """
         if (equals := self._conditions.equals) is not None:
             equals.check_peer(self.ranks, rank, peer, signature)
-        self._posted[rank] += 1
+        number = self.messages.begin(rank)
         self._conditions.calls += 1
-        came = Came(self._posted[rank], signature, place_here(), self._conditions.calls)
+        came = Came(number, signature, place_here(), self._conditions.calls)
         post = Post(self, rank, peer=peer, tag=tag, came=came, load=load, is_send=is_send)
         post.deliver = deliver
-        self._latest_posts[rank] = post
-        for other in self._posts:
-            is_open = self._conditions.schedule is not None and ANY_SOURCE in (peer, other.peer)
-            if other.is_send != is_send and post.fits(other) and other.fits(post) and not is_open:
-                self._posts.remove(other)
-                _settle(*((post, other) if is_send else (other, post)))
-                return post
-        self._posts.append(post)
+        other = self.messages.join(post, is_choice_open=self._conditions.schedule is not None)
+        if other is not None:
+            _settle(*((post, other) if is_send else (other, post)))
         return post
 
     def match_any_source(self) -> bool:
         """Match the first receive from any source that has a message, as the schedule chooses."""
-        for receive in self._posts:
-            if receive.is_send or receive.peer != ANY_SOURCE:
-                continue
-            first: dict[int, Post] = {}
-            for send in self._posts:
-                if send.is_send and send.fits(receive) and receive.fits(send):
-                    first.setdefault(send.rank, send)
-            if first:
-                schedule = self._conditions.schedule
-                assert schedule is not None, "without one they are matched when they come"
-                chosen = schedule.choose(len(first), is_message=True)
-                send = list(first.values())[chosen]
-                self._posts.remove(send)
-                self._posts.remove(receive)
-                _settle(send, receive)
-                return True
-        return False
+        found = self.messages.choices()
+        if found is None:
+            return False
+        schedule = self._conditions.schedule
+        assert schedule is not None, "without one they are matched when they come"
+        send = found.sends[schedule.choose(len(found.sends), is_message=True)]
+        self.messages.close(send, found.receive)
+        _settle(send, found.receive)
+        return True
 
     def ended(self, ranks: Iterable[int]) -> list[PeerDied]:
         """Those of the ranks that have ended by themselves, in words."""
@@ -546,10 +532,6 @@ class Post(Gate):
         self.error: BaseException | None = None
         self.came = came
 
-    def fits(self, other: "Post") -> bool:
-        """Whether the other end may be this one's, as far as this one is concerned."""
-        return self.peer in (other.rank, ANY_SOURCE) and self.tag == other.tag
-
     def describe(self) -> str:
         """Say what is waited for."""
         return f"{self._numbered()} in group {self._group.describe()}"
@@ -561,7 +543,7 @@ class Post(Gate):
 
     def missing(self) -> list[int]:
         """The rank that has not come."""
-        return [] if self.peer == ANY_SOURCE else [self.peer]
+        return missing_peer(self)
 
     def missing_text(self) -> str:
         """Say why it is open."""

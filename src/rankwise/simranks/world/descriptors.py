@@ -32,7 +32,7 @@ class RankDescriptors:
         self._home: dict[int, int] = {}
         """What the process has, by number: a copy of each one that a rank has replaced."""
         self._present: Rank | None = None
-        """Whose descriptors are in their places."""
+        """The rank whose descriptors are in their places."""
 
     @property
     def functions(self) -> tuple[tuple[Any, str, Callable[..., Any]], ...]:

@@ -19,11 +19,7 @@ Four observations lead to another choice, with which the run begins anew:
 - *Digests.* If digests differ within a class, the kind of group whose positions explain it divides
   the ranks. If no kind does, all ranks run.
 
-Each observation only adds classes and ranks, so this ends. It ends after `_CHOICES_MAX` in any
-case.
-
-A position itself is not part of a digest: each rank of a mesh of several dimensions would then be a
-class of its own. Positions are sampled instead, and divide ranks if that shows a difference.
+Each observation only adds classes and ranks, so this ends.
 """
 
 import random
@@ -33,7 +29,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.matching import CallSignature
+from rankwise.core.matching import ANY_RANK, CallSignature
 from rankwise.simranks.world.places import CallSite, place_here
 
 _POSITIONS_MAX = 4
@@ -251,7 +247,8 @@ class Equals:
                 if peer not in self.simulated:
                     where = place_here()
                     at = "" if where is None else f" ({where})"
-                    self.differ(f"rank {rank} calls {call.operation} with rank {peer}{at}")
+                    other = "any rank" if peer == ANY_RANK else f"rank {peer}"
+                    self.differ(f"rank {rank} calls {call.operation} with {other}{at}")
             else:
                 every = tuple(range(1, kind.size))
                 division = Division(kind, every, has_messages=True)
@@ -283,6 +280,9 @@ class Equals:
         differing = [
             each.simulated for each in self.classes if len({digests[r] for r in each.simulated}) > 1
         ]
+        # Positions are no part of digests: each rank of a mesh of several dimensions would be a
+        # class of its own. They divide ranks only where they explain a difference, the fewest
+        # first.
         found = []
         for kind in [GroupKind(self._size, 1), *sorted(self._kinds)]:
             edges: set[int] = set()
@@ -425,7 +425,7 @@ class _Choosing:
                 group = kind.group_of(rank)
                 if not group or group[-1] >= self._size or len(group) == self._size:
                     continue
-                if kind in self._of_stages:
+                if kind in self._of_stages:  # a message needs its peer, so all stages run
                     unvisited += group
                     continue
                 chosen = self.simulated.union(unvisited)

@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any, Self
 
 _IMPORTLIB: Any = vars(importlib)["_bootstrap"]
-"""Whose function `importlib.import_module` calls, by whatever name a program has that."""
+"""The module whose function `importlib.import_module` calls, by whatever name a program has it."""
 _WAYS_OF_IMPORTING = frozenset({"_frozen_importlib", "importlib", "rankwise"})
 
 

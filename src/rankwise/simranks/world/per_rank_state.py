@@ -1,7 +1,7 @@
 """What a process has once and each simulated rank must have for itself.
 
-Two kinds. What hangs on a name (`sys.argv`, `os.environ`, `sys.modules["__main__"]`, the working
-directory) is moved in and out when the run token changes hands, by `ProcessState`. What costs
+Two kinds. State under a name (`sys.argv`, `os.environ`, `sys.modules["__main__"]`, the working
+directory) is moved in and out when the run token changes hands, by `ProcessState`. State that costs
 more to move, such as the state of a random generator, stays with each rank, and the process's
 functions are replaced by ones that look for the rank that runs (`process_patches`).
 """
@@ -94,7 +94,7 @@ _ALIKE: tuple[tuple[dict[str, Any], str], ...] = (
 )
 """Names that few programs change: put in their place only where the rank before has others.
 
-What `logging` lets through is at the end.
+The settings of `logging` are at the end.
 """
 
 

@@ -94,7 +94,7 @@ def place_here() -> CallSite | None:
 
 @cache
 def owner_of(file: str) -> str:
-    """Whose file it is: `rankwise`, `library` or `user`."""
+    """The owner of a file: `rankwise`, `library` or `user`."""
     if file.startswith((f"{OUR_PACKAGE}/", "<frozen ")):
         return "rankwise"
     is_of_library = is_shared(file) or file.startswith("<eval_with_key>")  # a graph of torch.fx

@@ -6,9 +6,9 @@ finds everything as it was.
 
 `time.sleep` is virtual. The clocks show real time plus the virtual time that has passed, so that a
 program which polls until some time of day comes to an end; or, if that is asked for, virtual time
-alone. What tells the present moment without being given one (`time.ctime`, `datetime.now`) asks
-them. `random` and `numpy.random` look for
-the state of the rank, which starts from the world's seed and the rank's number.
+alone. Functions that tell the present moment without being given one (`time.ctime`, `datetime.now`)
+asks them. `random` and `numpy.random` look for the state of the rank, which starts from the world's
+seed and the rank's number.
 """
 
 import _thread

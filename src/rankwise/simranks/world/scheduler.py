@@ -128,7 +128,8 @@ class Scheduler:
         """Make a rank: `program` returns its exit code. It is ready, and runs when it is chosen."""
         rank = self.ranks[number] = Rank(self, number, process, program)
         rank.thread.start()
-        # What it starts is no daemon then, as in a process; Python waits for none of them itself.
+        # A thread that it starts is no daemon then, as in a process; Python waits for none of them
+        # itself.
         rank.thread._daemonic = False  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
         self.make_ready(rank.main)
         return rank

@@ -302,7 +302,8 @@ class Turns:
     def dismiss(self, rank: Rank) -> None:
         """Let the threads of a rank that is over end, where they wait for the world.
 
-        Python joins threads of pools when this process ends. What they wait for may never happen.
+        Python joins threads of pools when this process ends. The event that they wait for may never
+        happen.
         """
         with self._door:
             for strand in rank.strands:

@@ -152,7 +152,7 @@ class SimulatedWorld:
         if self._conditions.schedule is not None:
             self.scheduler.on_idle = self._match_messages
             self.patches.yield_at_files()
-        # What ranks import later is found by `own_state`; this was there before them.
+        # `own_state` finds later imports of ranks; this module was there before them.
         for name in self._extensions:
             if name in sys.modules:
                 self._extend(name)

@@ -161,7 +161,7 @@ def an_exception_is_reported_before_the_exit(world: ProcessWorld) -> None:
 
 
 def a_worker_may_end_well_when_told_to_stop(world: ProcessWorld) -> None:
-    """Who obeys with exit code 0 has not failed."""
+    """A worker that obeys with exit code 0 has not failed."""
     failing = WorkerProgram(ending=Exits(1), after=LATER)
     obeying = WorkerProgram(
         ending=RunsForever(), stop_takes=Duration(50 * MILLISECOND), stop_code=0
@@ -219,7 +219,7 @@ def restarts_are_used_up(world: ProcessWorld) -> None:
 
 
 def a_stop_ends_the_gang_without_restart(world: ProcessWorld) -> None:
-    """Everybody gets the signal, and the outcome is no failure."""
+    """All workers get the signal, and the outcome is no failure."""
     record = world.run(GangSpec(size=2, grace=GRACE), [[RUNS, RUNS]], ONE_RESTART, stop_after=SOON)
 
     assert record.outcome.status is OutcomeStatus.STOPPED

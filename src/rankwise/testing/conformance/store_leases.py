@@ -34,7 +34,7 @@ SHORT_LIFE = Duration(1 * SECOND)
 
 
 def a_lease_that_nobody_renews_takes_its_keys_along(connect: Connect, prefix: str) -> None:
-    """Watches are told of it; afterwards the lease is lost to everybody."""
+    """Watches are told of it; afterwards the lease is lost to all clients."""
     key = prefix + "node"
     with connect() as store, connect() as other:
         watch = watch_from_now(other, prefix)

@@ -140,7 +140,7 @@ def a_transaction_is_all_or_nothing(connect: Connect, prefix: str) -> None:
 
 
 def one_of_many_replaces_several_keys_at_once(connect: Connect, prefix: str) -> None:
-    """Rewritten, deleted and put for the first time in one revision, or by somebody else."""
+    """Rewritten, deleted and put for the first time in one revision, or by another client."""
     charter, round_, leader = (prefix + name for name in ("charter", "round", "leader"))
     with clients_of(connect) as clients, connect() as other:
         ours = other.grant_lease(HOURS)

@@ -1,4 +1,4 @@
-"""Who owns which bytes of a chip: addresses that tell the chip, and an account of them.
+"""The owners of a chip's bytes: addresses that tell the chip, and an account of them.
 
 A pointer is `(chip + 1) << 48` plus a distance. No address of a process is so large, so a number
 says whether it is a pointer of a chip, and of which one: what was taken from one chip and is given
@@ -43,7 +43,7 @@ class DeviceHeap:
 
     Args:
         chip: its number.
-        capacity: how many bytes it has; None if that is somebody else's worry.
+        capacity: how many bytes it has; None if the caller sees to that.
     """
 
     def __init__(self, chip: int, capacity: int | None = None) -> None:

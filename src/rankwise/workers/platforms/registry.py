@@ -1,7 +1,7 @@
 """Platforms by name. Others than our own come from the entry point group `rankwise.platforms`.
 
-An entry point is a callable that makes a `Platform`. What follows a colon in the name that a user
-gives is handed to it as its only argument: `sim:pod64` is the platform `sim` on the topology
+An entry point is a callable that makes a `Platform`. The text behind a colon in the name that a
+user gives is handed to it as its only argument: `sim:pod64` is the platform `sim` on the topology
 `pod64`.
 """
 

@@ -1,7 +1,7 @@
 """Who is to blame, by the call records of ranks: examples, and programs of all kinds."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rankwise.base.failure import Mismatch, MismatchKind
 from rankwise.base.units import Instant
 from rankwise.core.ledger import (
+    Blame,
     Call,
     CallRecord,
     Fate,
@@ -139,6 +140,68 @@ def test_a_rank_that_has_left_can_never_come() -> None:
         "rank 1 was done after all_reduce #200 (sum) of (4,) float32 (train.py:88), while rank 0 "
         "waits in all_reduce #201 (sum) of (4,) float32 (train.py:88)"
     )
+
+
+def test_blame_in_two_groups_of_one_name_has_one_sentence_and_two_identities() -> None:
+    def blame_in(key: str) -> Blame:
+        groups = {key: Group(label="dp", size=2, members=(0, 1))}
+        waiting = CallRecord(rank=0, groups=groups, counts={key: 2}, calls=(call(2, group=key),))
+        gone = CallRecord(rank=1, groups=groups, fate=Fate.LEFT)
+        found = find_blame([waiting, gone], patience_is_over=False)
+        assert found is not None
+        return found
+
+    first, second = blame_in("torch 0 5"), blame_in("torch 0 6")
+
+    assert first.text == second.text
+    assert first.identity != second.identity
+    assert first.identity == blame_in("torch 0 5").identity
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        lambda: [record(0, call(1)), record(1, call(1, match=2)), record(2)],
+        lambda: [record(0, call(2)), record(1, call(1, Stage.DONE), fate=Fate.LEFT), record(2)],
+        lambda: [record(0, call(2)), record(1, call(1, Stage.DONE)), record(2, call(2))],
+        lambda: [message(0, 1), message(1, 0)],
+    ],
+    ids=["disagreement", "departure", "absence", "circle"],
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"place": "train.py:99"},
+        {"signature": of("all_reduce", "sum", (5,))},
+        {"signature": of("broadcast", "sum", (4,))},
+    ],
+    ids=["line", "shape", "operation"],
+)
+def test_every_kind_of_blame_is_told_from_that_of_another_call(
+    records: Callable[[], list[CallRecord]], change: dict[str, object]
+) -> None:
+    other_calls = [changed(each, change) for each in records()]
+
+    before, again, other = (
+        find_blame(each, patience_is_over=True) for each in (records(), records(), other_calls)
+    )
+
+    assert before is not None
+    assert again is not None
+    assert other is not None
+    assert before.identity == again.identity
+    assert before.identity != other.identity
+
+
+def changed(given: CallRecord, change: dict[str, object]) -> CallRecord:
+    """The same rank with other calls."""
+    calls = tuple(msgspec.structs.replace(each, **change) for each in given.calls)
+    return msgspec.structs.replace(given, calls=calls)
+
+
+def message(rank: int, peer: int) -> CallRecord:
+    """A rank that waits for another one to receive its message."""
+    return record(rank, call(0, group="", peer=peer, signature=of("send", root=peer)))
 
 
 def test_who_has_failed_in_a_call_and_not_told_yet_why_has_waited_in_it_too() -> None:

@@ -10,6 +10,7 @@ from rankwise.core.matching import (
     describe_call,
     describe_tensors,
 )
+from rankwise.core.matching.call_digest import digest_of
 
 SMALL, FLAT = TensorForm((4, 3), "float32"), TensorForm((12,), "float32")
 WORDS = [
@@ -84,3 +85,30 @@ def test_signatures_of_equal_sizes_are_equal_in_sizes_only() -> None:
 def test_kind_of_a_call_has_neither_tensors_nor_the_peer_of_a_message() -> None:
     assert CallSignature("reduce", "max", 2, (FLAT,)).in_kind() == CallSignature("reduce", "max", 2)
     assert CallSignature("send", root=1, tensors=(FLAT,)).in_kind() == CallSignature("send")
+
+
+def test_calls_that_differ_in_one_field_have_different_digests() -> None:
+    call = CallSignature("reduce", "sum", 3, (TensorForm((4, 3), "float32"),))
+    others = [
+        msgspec.structs.replace(call, **{field: value})
+        for field, value in {
+            "operation": "gather", "reduction": "max", "root": 4, "more": 1, "lists": (2,),
+            "tag": 7, "algorithm": "ring", "size_bytes": 8, "has_data": False,
+            "tensors": (TensorForm((43,), "float32"),),
+        }.items()
+    ]  # fmt: skip
+    others += [
+        msgspec.structs.replace(call, tensors=(TensorForm(shape, dtype),))
+        for shape, dtype in (((4, 3), "float64"), (None, "float32"), ((3, 4), "float32"))
+    ]
+
+    assert len({each.checksum for each in (call, *others)}) == len(others) + 1
+
+
+def test_texts_that_are_joined_to_the_same_have_different_digests() -> None:
+    assert digest_of("all_reduce", "sum") != digest_of("all_", "reducesum")
+    assert digest_of("a", "1", 2) != digest_of("a", "", 12)
+
+
+def test_a_digest_is_the_same_in_all_processes_and_versions() -> None:
+    assert digest_of("all_reduce", "sum", -1, [((12,), "float32")]) == 0x03DDC1E5

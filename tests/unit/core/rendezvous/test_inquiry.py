@@ -5,7 +5,14 @@ from typing import TypeVar
 
 from table_of_nodes import KEYS, Table
 
-from rankwise.base.failure import Failure, FailureCause, Mismatch, MismatchKind
+from rankwise.base.failure import (
+    BlameIdentity,
+    CallOfRanks,
+    Failure,
+    FailureCause,
+    Mismatch,
+    MismatchKind,
+)
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.records import LateRank, Trouble
@@ -176,6 +183,46 @@ def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
     assert wanted == [False, True], "the library may know that they have made the same calls"
 
 
+def test_inquiries_that_blame_for_two_calls_in_one_sentence_do_not_agree() -> None:
+    table = running()
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
+
+    for number in (1, 2):
+        inquiry = answer_all(table, Trouble.STANDS)
+        table.tell(
+            "a", InquiryJudged(inquiry, (1,), TEXT, is_certain=True, identity=identity(number))
+        )
+        table.pass_time(250 * MILLISECOND)
+    after_two = told(table, "a", RanksFound)
+    inquiry = answer_all(table, Trouble.STANDS)
+    table.tell("a", InquiryJudged(inquiry, (1,), TEXT, is_certain=True, identity=identity(2)))
+
+    assert after_two == []
+    assert told(table, "a", RanksFound) == [RanksFound(0, (1,), TEXT)]
+
+
+def test_inquiries_that_blame_for_one_call_in_two_sentences_agree() -> None:
+    table = running()
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
+
+    for text in ("rank 1 has not come", TEXT):
+        inquiry = answer_all(table, Trouble.STANDS)
+        table.tell("a", InquiryJudged(inquiry, (1,), text, is_certain=True, identity=identity(1)))
+        table.pass_time(250 * MILLISECOND)
+
+    assert told(table, "a", RanksFound) == [RanksFound(0, (1,), TEXT)]
+
+
+def test_a_question_is_answered_with_what_tells_the_blame_from_other_blame() -> None:
+    table = running()
+    table.tell("b", TroubleReported(0, Trouble.WHY))
+    inquiry = answer_all(table, Trouble.WHY)
+
+    table.tell("a", InquiryJudged(inquiry, (1,), TEXT, identity=identity(1)))
+
+    assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, TEXT, identity=identity(1))]
+
+
 def test_nobody_is_accused_of_being_late_while_ranks_only_stand() -> None:
     table = running()
     table.tell("b", TroubleReported(0, Trouble.STANDS))
@@ -274,6 +321,12 @@ def test_what_two_nodes_ask_for_at_once_is_answered_by_one_inquiry_or_the_next()
     assert after_one == []
     assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0)]
     assert told(table, "a", InquiryAnswered) == [InquiryAnswered(0)]
+
+
+def identity(number: int) -> BlameIdentity:
+    """Blame of rank 1 for not coming to that barrier."""
+    call = CallOfRanks((0,), "world", number, "barrier", 7, "train.py:9", -1)
+    return BlameIdentity((1,), ABSENT, (call,))
 
 
 def running() -> Table:

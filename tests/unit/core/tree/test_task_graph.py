@@ -27,10 +27,10 @@ from rankwise.core.tree.vocabulary import (
     GraphSpec,
     GroupSubmitted,
     Recall,
-    Recalled,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
+    SlotsRecalled,
     Stimulus,
     TaskSubmitted,
     Unfinished,
@@ -177,7 +177,7 @@ def test_an_idle_child_gets_what_another_has_not_begun() -> None:
 
     assert tell(graph, ChildrenReported(queues[1])) == [Recall(0)]
     begun, second, third = queues[0]
-    effects = tell(graph, Recalled(0, [second, third]))
+    effects = tell(graph, SlotsRecalled(0, [second, third]))
 
     assert effects == [Dispatch(1, [second, third], [False, False], 0)]
     assert tell(graph, ChildrenReported([begun, second, third])) == [Drained(6, ())]
@@ -187,7 +187,7 @@ def test_a_recall_that_brought_nothing_is_not_repeated_before_something_happens(
     graph, queues = graph_with_queues(6)
     tell(graph, DrainBegan(), ChildrenReported(queues[1]))
 
-    assert tell(graph, Recalled(0, [])) == []
+    assert tell(graph, SlotsRecalled(0, [])) == []
     assert tell(graph, ChildrenReported([])) == []
     assert tell(graph, ChildrenReported(queues[0][:1])) == [Recall(0)]
 
@@ -238,7 +238,7 @@ def test_an_abandoned_run_cancels_what_has_not_begun() -> None:
     tell(graph, *[TaskSubmitted(ChildPool.SUB)] * 3)
 
     assert tell(graph, RunAbandoned()) == [Recall(0)]
-    assert tell(graph, Recalled(0, [])) == []
+    assert tell(graph, SlotsRecalled(0, [])) == []
     (drained,) = tell(graph, ChildrenReported([0]))
 
     assert isinstance(drained, Drained)

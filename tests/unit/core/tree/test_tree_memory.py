@@ -8,7 +8,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.core.tree.graph_layout import RecordedTask, lay_out
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.heap import ALIGNMENT, Heap
-from rankwise.core.tree.state import Task
+from rankwise.core.tree.state import GraphTask
 from rankwise.core.tree.vocabulary import HOST, Access, ChildPool
 
 BYTES = 10
@@ -27,12 +27,12 @@ def test_producers_are_those_that_a_map_of_single_bytes_finds(
     submitted: list[list[Access]],
 ) -> None:
     hazards = Hazards()
-    writers: dict[int, Task] = {}
-    readers: dict[int, list[Task]] = {place: [] for place in range(BYTES)}
+    writers: dict[int, GraphTask] = {}
+    readers: dict[int, list[GraphTask]] = {place: [] for place in range(BYTES)}
 
     for number, touched in enumerate(submitted):
-        task = Task(number, ChildPool.SUB, "", None)
-        expected: dict[Task, bool] = {}
+        task = GraphTask(number, ChildPool.SUB, "", None)
+        expected: dict[GraphTask, bool] = {}
         for access in touched:
             for place in range(access.start, access.end):
                 if place in writers:
@@ -87,7 +87,7 @@ def test_a_layout_keeps_tasks_that_depend_on_each_other_at_one_child_in_order(
     assert all(places == sorted(places) for places in layout.values())
     hazards, child_of = Hazards(), {p: c for c, places in layout.items() for p in places}
     for place, recorded in enumerate(tasks):
-        for producer in hazards.enter(Task(place, ChildPool.SUB, "", None), recorded.accesses):
+        for producer in hazards.enter(GraphTask(place, ChildPool.SUB, "", None), recorded.accesses):
             assert child_of[producer.number] == child_of[place]
 
 

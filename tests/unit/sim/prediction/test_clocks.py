@@ -1,7 +1,7 @@
 """Each rank's clock: computing, waiting, overlapping."""
 
 from rankwise.sim import load_topology
-from rankwise.sim.reporting.breakdown import CAUSES
+from rankwise.sim.reporting.breakdown import BUBBLE, CAUSES, WAITING
 from rankwise.simranks.prediction.clocks import Passage, Prediction, RankClock
 from rankwise.simranks.prediction.costs import DeviceOperation
 from rankwise.simranks.prediction.summary import (
@@ -123,6 +123,8 @@ def test_stages_that_wait_for_messages_are_a_pipeline_bubble() -> None:
 
     assert figures.held_back_by[0] == "pipeline bubble"
     assert figures.bubble == figures.waiting
+    parts = [part for rank in breakdown_of(prediction, "").ranks for part in rank.parts]
+    assert {part.kind for part in parts if part.cause == WAITING} == {BUBBLE}
 
 
 def test_small_operations_are_held_back_by_their_launch() -> None:

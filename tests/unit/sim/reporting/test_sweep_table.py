@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankwise import sim
 from rankwise.base.errors import ConfigError
 from rankwise.sim.reporting.results import FIGURES, BenchResult
-from rankwise.sim.reporting.sweep_page import _Place, pareto_front, sweep_page
+from rankwise.sim.reporting.sweep_page import _Place, pareto_chart, pareto_front, sweep_page
 from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, SweepTable, SweptCase, Value
 
 
@@ -80,6 +80,15 @@ def test_to_pandas_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> No
         ModuleNotFoundError, match=r"to_pandas\(\) needs pandas: pip install pandas"
     ):
         measured().to_pandas()
+
+
+def test_a_front_over_orders_of_magnitude_is_drawn_by_logarithms() -> None:
+    sizes = ((0.001, 2 << 20), (0.1, 200 << 20), (10.0, 20 << 30))
+    cases = [predicted(str(number), *each) for number, each in enumerate(sizes)]
+
+    chart = pareto_chart(SweepTable(["tp"], cases, PREDICTION, "train.py"))
+
+    assert all(f">{tick}</text>" in chart for tick in ("1 MiB", "16 MiB", "4 GiB", "100 ms"))
 
 
 PLACES = st.lists(

@@ -36,13 +36,13 @@ from rankwise.compat.torch.elastic.rendezvous import RendezvousParameters
 from rankwise.compat.torch.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from rankwise.compat.torch.elastic.utils.logging import get_logger
 from rankwise.drivers.real.proc import check_proc
-from rankwise.launch.options import LaunchField, launch_fields
+from rankwise.launch.launch_fields import LAUNCH_FIELDS, LaunchField
+from rankwise.launch.options import option_named
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 RENDEZVOUS_TIMEOUT_S = 900
-SHUTDOWN_TIMEOUT_S = "30"
 
 logger = get_logger(__name__)
 
@@ -56,9 +56,7 @@ def _complete(self: "LaunchConfig") -> None:
     if self.logs_specs is None:
         self.logs_specs = DefaultLogsSpecs()
     if self.shutdown_timeout is None:
-        self.shutdown_timeout = int(
-            os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_TIMEOUT_S)
-        )
+        self.shutdown_timeout = _shutdown_timeout()
     elif self.shutdown_timeout < 0:
         raise ValueError(f"shutdown_timeout must be non-negative, got {self.shutdown_timeout}")
 
@@ -73,11 +71,17 @@ def _made(each: LaunchField) -> tuple[str, Any, Any]:
     return each.name, annotation, field(default=each.default)
 
 
-_FIELDS = launch_fields()
+def _shutdown_timeout() -> int:
+    row = option_named("shutdown_timeout")
+    assert row.python is not None, "the table has its default for functions"
+    (variable,) = row.variables
+    return int(os.environ.get(variable, row.python.default))
+
+
 _DOCSTRING = f"""What a launch is: one row of the table of options for each field.
 
     Attributes:
-{"".join(f"        {each.name}: {each.help}{chr(10)}" for each in _FIELDS)}
+{"".join(f"        {each.name}: {each.help}{chr(10)}" for each in LAUNCH_FIELDS)}
     Raises:
         ValueError: `shutdown_timeout` is negative.
     """
@@ -116,7 +120,7 @@ if TYPE_CHECKING:
 else:
     LaunchConfig = make_dataclass(
         "LaunchConfig",
-        map(_made, _FIELDS),
+        map(_made, LAUNCH_FIELDS),
         # Python 3.11 sets no module: without it the class could not be pickled.
         namespace={"__post_init__": _complete, "__doc__": _DOCSTRING, "__module__": __name__},
     )
@@ -255,7 +259,7 @@ def _values_of(result: RunResult | None, name: str) -> dict[int, Any]:
 
 
 def _close(spec: WorkerSpec) -> None:
-    """End the rendezvous for everybody; an error of that must not hide why the launch has failed.
+    """End the rendezvous for all nodes; an error of that must not hide why the launch has failed.
 
     The other nodes cannot go on without us, and should not have to find that out.
     """

@@ -1,6 +1,6 @@
 """Dissemination barrier: everyone tells the ranks 1, 2, 4, ... further on that it has come.
 
-After ceil(log2 n) such steps everyone has heard, directly or not, of everyone.
+After ceil(log2 n) such steps, a message of each rank has reached every other one, if indirectly.
 """
 
 from rankwise.core.collectives.program import Program, Receive, Send, Span, Task

@@ -3,7 +3,7 @@
 Along an axis, a rank sends to each of its line all blocks whose destinations have the place of that
 one on the axis, as one message. Then it has the blocks of the whole line for those destinations
 that have its own place. So few large messages go over the outer levels: with 32 nodes of 8 devices,
-31 of 8 blocks instead of 248 of one. What goes into a message is copied together before, block by
+31 of 8 blocks instead of 248 of one. The blocks of a message are copied together before, block by
 block. Ranks on one axis, or that fill no grid, send directly.
 """
 

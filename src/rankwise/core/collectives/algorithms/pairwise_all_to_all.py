@@ -1,7 +1,7 @@
 """Pairwise all-to-all: one block after the other, each to another destination.
 
 In step d every rank sends to the rank d places ahead, by axes as `direct_all_to_all`, and receives
-from the one d places behind. What is sent is staged in two blocks of scratch, so two messages of a
+from the one d places behind. A message is staged in two blocks of scratch, so two messages of a
 rank are under way at most: they meet fewer others on the links, and need fewer buffers.
 """
 

@@ -5,9 +5,9 @@ Both speak the same frames (wire.py; docs/development/architecture.md lists them
 waiting for its end.
 `ForkServer` is a worker of the guardian as far as processes go, and a second connection.
 
-What happens when the other side dies: the kernel closes its socket, `on_readable` finds the end
-of the stream and calls `on_lost`, once. One that is ready and does not answer orders to make
-processes, since it is stopped or stuck, is lost too, see `on_silent`.
+If the other side dies, the kernel closes its socket, `on_readable` finds the end of the stream and
+calls `on_lost`, once. One that is ready and does not answer orders to make processes, since it is
+stopped or stuck, is lost too, see `on_silent`.
 """
 
 import errno
@@ -148,7 +148,7 @@ class Connection:
         self._expect_answer()
 
     def unwatch(self) -> None:
-        """Leave the reactor. What is still unsent stays so until the next one."""
+        """Leave the reactor. Unsent messages stay so until the next one."""
         if self._reactor is not None:
             self._reactor.unwatch_readable(self._socket.fileno())
             self._reactor.unwatch_writable(self._socket.fileno())
@@ -197,7 +197,7 @@ class Connection:
     def wait_until(self, is_done: Callable[[], bool], patience: Duration) -> None:
         """Take in answers, without a reactor, until that is so, the other side is gone, or time is.
 
-        For the end of a run that something has broken, when nobody else may be told anything.
+        For the end of a run that something has broken: no message is sent any more.
         """
         deadline = time.monotonic_ns() + patience
         waiting = select.poll()
@@ -268,7 +268,7 @@ class Connection:
         return {}
 
     def _send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
-        """Send now, or, if the other side is busy, when it takes it: nobody here waits for it.
+        """Send now, or, if the other side is busy, when it takes it, without waiting for it.
 
         Raises:
             OSError: the descriptors cannot be sent, since too many are on their way already.
@@ -407,7 +407,7 @@ def kill_marked(mark: str, patience: Duration) -> None:
     """Kill every process whose environment carries a lost guardian's mark, and see them dead.
 
     The last resort: while a guardian lives, it finds all its descendants by itself. Looks again
-    until a look finds nobody, since one may have forked while we looked, or `patience` is over.
+    until a look finds none, since one may have forked during the look, or `patience` is over.
     """
     # Like `descendants`, but for strangers: there are no parents to tell a reused number by, and
     # the guardian's module is kept to what its start-up can afford.
@@ -428,7 +428,7 @@ def _kill(pid: int, stack: ExitStack) -> int | None:
         stack.callback(os.close, pidfd)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
-        return None  # it ended meanwhile, or belongs to somebody else
+        return None  # it ended meanwhile, or belongs to another user
     return pidfd
 
 

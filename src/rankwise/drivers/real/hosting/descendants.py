@@ -5,19 +5,19 @@ looks. As this process adopts orphans, whatever is left of a tree whose middle h
 becomes its own child, so looking again finds it.
 
 **Looking.** Not every kernel offers `/proc/PID/task/TID/children`, so a look reads the parent out
-of every `/proc/PID/stat`, about 15 us for each process of the machine. A look is not one instant:
-a process can fork and end while the others are read, and its child is not in the list. But such a
+of every `/proc/PID/stat`, about 15 us for each process of the machine. A look is not one instant: a
+process can fork and end while the others are read, and its child is not in the list. But such a
 process leaves a trace, a dead child of ours that had not been reaped before. So it is over when a
-look sees nobody alive, and nobody dead whom the look before it has not seen.
+look sees no process alive, and none dead that the look before it has not seen.
 
-Who has no child, alive or dead, has no descendant, and never will: the kernel says that at once,
-and at the end of most runs nobody has to look.
+A process without a child, alive or dead, has no descendant, and never will: the kernel says that at
+once, and at the end of most runs no look is needed.
 
 **Killing.** A process that is found to be a descendant is killed at that moment and not when the
-look is over, the youngest first, since who forks and ends all the time is among them. Then whole
-process groups: that is the only kill that no fork escapes, and a group of a descendant has no
-strangers in it, since every worker begins a session. Chains of thousands that have died are reaped
-as we go, since they would make each look slower than the one before.
+look is over, the youngest first, since a process that forks and ends all the time is among them.
+Then whole process groups: that is the only kill that no fork escapes, and a group of a descendant
+has no strangers in it, since every worker begins a session. Chains of thousands that have died are
+reaped as we go, since they would make each look slower than the one before.
 
 **Trackers last.** multiprocessing's resource tracker removes the shared memory of programs that
 could not do so themselves, as soon as all of them have ended. It is given the time for that. It is
@@ -28,7 +28,7 @@ moment: such a newcomer may be a tracker, and is looked at again before it is ki
 libraries have started and that end with their program: pools and servers of multiprocessing, the
 compilers of torch. Those that do not end have been left behind as any others.
 
-**Keeping.** `left_descendants` kills nobody, and says who is there, for a run that lets them live.
+**Keeping.** `left_descendants` kills none, and lists them, for a run that lets them live.
 """
 
 import _signal  # type: ignore[import-not-found]  # the core of `signal`, without its enums
@@ -73,12 +73,12 @@ def kill_descendants(
 ) -> list[int]:
     """Kill all descendants of this process and wait until they are dead.
 
-    Children are reaped, but for those `awaited` by somebody else; nobody else must reap meanwhile.
+    Children are reaped, but for those `awaited` elsewhere; no other code may reap meanwhile.
     `spared` processes are left alone, but their descendants are not. Leaders of sessions among
     `spared_trees` are left alone with their descendants, and with orphans of their sessions.
     `killed` is filled with the command lines of those that were killed, by pid, but for resource
-    trackers. With `awaits_helpers` helpers of libraries may end by themselves before.
-    Returns the pids of those that are still alive after `patience_ns`, or cannot be killed.
+    trackers. With `awaits_helpers` helpers of libraries may end by themselves before. Returns the
+    pids of those that are still alive after `patience_ns`, or cannot be killed.
     """
     began = time.monotonic_ns()
     deadline = began + patience_ns
@@ -106,7 +106,7 @@ def kill_descendants(
                 return sorted(look.living)
             left_before = left
         if time.monotonic_ns() >= deadline:
-            # With nobody alive: the last that was seen of somebody who is too fast for us.
+            # With none alive: the last that was seen of one that forks faster than the looks.
             return sorted(look.living) or sorted(look.dead)[-1:]
         _wait_for_deaths(look.dying, deadline)
         if look.newcomers:
@@ -126,7 +126,7 @@ def kill_descendants(
 def left_descendants(
     *, spared: "Collection[int]", spared_trees: "Collection[int]", awaited: "Collection[int]"
 ) -> "tuple[dict[int, str], set[int]]":
-    """Find all living descendants of this process, and kill nobody.
+    """Find all living descendants of this process, and kill none.
 
     Returns the command lines of those that no library will end, by pid; and all pids and sessions
     that are needed to spare them from now on. See `kill_descendants` for the arguments.
@@ -250,7 +250,7 @@ class _KillPass:
             else:
                 self.groups.add(group)
                 is_killed = pid not in self._immune and self._kill(pid, parent)
-                # Who has no command line is at its end, or has not become what it will be.
+                # A process without a command line is at its end, or has not become what it will be.
                 if is_killed and command_line and not _is_tracker(command_line):
                     self.left[pid] = _words(command_line)
 
@@ -328,7 +328,7 @@ def _kill_group(group: int) -> None:
     try:  # noqa: SIM105 - `contextlib` is not worth its import
         os.killpg(group, _signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # nobody in it is alive, or may be killed, which the next look will show
+        pass  # none in it is alive, or may be killed, which the next look will show
 
 
 def _reap(children: "Iterable[int]") -> set[int]:

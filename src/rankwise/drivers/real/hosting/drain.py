@@ -13,7 +13,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 def discard_output(pipes: list[int]) -> None:
-    """For the agent: have these read until nobody writes there, however this process fares."""
+    """For the agent: have these read until their last writer is gone, even without this process."""
     if pipes:
         import subprocess  # noqa: PLC0415  # not for the program
 

@@ -5,23 +5,18 @@ CONTROL is the number of its end of a socket to the agent, or the name of the va
 the number; MODE is `--guessed`, `--automatic=VARIABLE,…` or `--exec`. It speaks the guardian's
 frames (`spawn_loop`), and dies with the guardian.
 
-**It imports and never computes.** A process in which other threads run must not be forked: a lock
-that one of them holds stays locked in the child for ever. Native thread pools are subtler: a
-library that has started one while it was *imported* (OpenBLAS does) also knows how to fork, but
-one that has been put to work (OpenMP, autograd) leaves a child that hangs. So the server counts
-its threads right after the imports. Python threads beyond the main one at that moment, or more
-native threads at any later moment, and it refuses to fork, with the reason. It forks in a thread
-that has not imported anything (an automatic server: unless there is no other): libraries keep their
-idle threads together with the thread for which these have worked, and a copy of that one would wait
-for them for ever.
+**It imports and never computes.** A process in which other threads run must not be forked. So the
+server counts its threads right after the imports. Python threads beyond the main one at that
+moment, or more native threads at any later moment, and it refuses to fork, with the reason. It
+forks in a thread that has not imported anything (an automatic server: unless there is no other).
 
-**A guess must do no harm.** Nobody has asked for `--guessed` modules. One that cannot be imported
+**A guess must do no harm.** Users did not ask for `--guessed` modules. One that cannot be imported
 is left to the workers. If they have started threads, the server ends before it has read a single
-order; if one ends or crashes the process, so be it. Either way the agent sees a server end that
-was never ready, and starts one without modules on the same socket, where all orders still are.
-That costs the time of the imports, and the job runs as under any other start method.
+order; if one ends or crashes the process, so be it. Either way the agent sees a server end that was
+never ready, and starts one without modules on the same socket, where all orders still are. That
+costs the time of the imports, and the job runs as under any other start method.
 
-**Nobody may notice `--automatic`.** Here nobody has asked for a fork server at all. The imports are
+**`--automatic` changes nothing visible.** Users did not ask for a fork server here. The imports are
 watched (`import_watch`; the variables are those that a rank has and this process has not), and if a
 fork would differ from an interpreter that makes them itself, the server tells the agent why and
 ends. The one that takes its place is started with `--exec`, imports nothing, and makes of each
@@ -29,8 +24,7 @@ order what the guardian would: an interpreter for each rank.
 
 **A fork is cheap as long as it writes little**, because each page that it writes to is copied. So
 the server imports less than is usual (`threading` alone, which rebuilds itself in every fork,
-doubles the cost of an empty one), keeps the collector off its objects, has the environment that its
-workers share, and a fork frees nothing of what it has inherited.
+doubles the cost of an empty one), and a fork frees nothing of what it has inherited.
 
 **A fork is made to look like an interpreter that has just started**: environment, directory,
 `sys.path`, `sys.argv`, signals and random numbers. It leaves the loop and the frames of the server
@@ -87,6 +81,8 @@ class ForkServerProgram:
         self._preload = preload
         self._changes: dict[str, str | None] = {}
         """What the imports have made of variables, where forks are to have it as well."""
+        # Libraries keep their idle threads together with the thread for which these have worked: a
+        # copy of that one would wait for them for ever. So another thread forks.
         self.serving_threads = 1
         """0 if the main thread forks: then a rank's main thread is the one that has imported."""
         self.show_command_line: Callable[[list[str]], None] | None = None
@@ -109,7 +105,7 @@ class ForkServerProgram:
             self.serving_threads = 0 if _ends_other_threads() else 1
         self._environment = dict(os.environ)
         gc.collect()
-        gc.freeze()
+        gc.freeze()  # in a fork, the collector would write to all pages of these objects
         self._python_threads = other_threads()
         if self._python_threads and is_guess:
             os._exit(0)  # and not otherwise, since the threads may never end
@@ -129,6 +125,7 @@ class ForkServerProgram:
 
     def check_threads(self) -> None:
         """Raise `SpawnRefused` if a fork could hang; called in a thread that is not counted."""
+        # A lock that another thread holds stays locked in the fork for ever.
         threads = self._python_threads or other_threads(uncounted=self.serving_threads)
         if threads:
             raise SpawnRefused(
@@ -136,6 +133,8 @@ class ForkServerProgram:
                 f"({', '.join(threads)}); what it imported has started them "
                 f"({self._imported}): preload less, or use another start method"
             )
+        # A pool that a library has started while it was imported (OpenBLAS does) knows how to fork;
+        # one that has been put to work (OpenMP, autograd) leaves a child that hangs.
         count = native_thread_count() - self.serving_threads
         if count > self._native_threads:
             raise SpawnRefused(
@@ -150,7 +149,8 @@ class ForkServerProgram:
         return f"preloaded: {', '.join(self._preload)}" if self._preload else "nothing preloaded"
 
     def _take_environment(self, environment: dict[str, str]) -> None:
-        """Take on what the next workers have in common: then their forks need not."""
+        """Take on what the next workers have in common."""
+        # Here once, and not in each fork, which would copy the pages that it writes to.
         for name, value in self._changes.items():
             if value is None:
                 environment.pop(name, None)
@@ -161,7 +161,7 @@ class ForkServerProgram:
 
     def _begin_worker(self, order: "dict[str, Any]") -> None:
         self._loop.leave()
-        # What an interpreter sets up at its start; all other signals are at their defaults.
+        # As an interpreter sets them up at its start; all other signals are at their defaults.
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
         _signal.signal(_signal.SIGXFSZ, _signal.SIG_IGN)

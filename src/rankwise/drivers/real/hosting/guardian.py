@@ -1,4 +1,4 @@
-"""The guardian: parent of all workers of a node, and the one who leaves nobody behind.
+"""The guardian: parent of all workers of a node, which leaves no process behind.
 
 A program, started by the agent as `python -I -S guardian.py CONTROL_FD`, where the descriptor is
 its end of a socket pair. It makes workers on order (`spawn_loop`), kills what they leave behind
@@ -84,7 +84,7 @@ class GuardianProgram:
         maker = _WorkerMaker()
         self._guarded: list[str] = []
         self._released: set[int] = set()
-        """Processes that live on, and the sessions of theirs, which have nobody else in them."""
+        """Processes that live on, and the sessions of theirs, which have no other member."""
         self._loop = SpawnLoop(
             control,
             become=maker.begin_worker,
@@ -98,7 +98,7 @@ class GuardianProgram:
         )
 
     def run(self) -> None:
-        """Serve until the agent ends; then kill everybody and remove what was guarded."""
+        """Serve until the agent ends; then kill all workers and remove what was guarded."""
         self._loop.tell(("ready", os.getpid(), {}))
         self._loop.run()
         kill_descendants(SWEEP_PATIENCE_NS, spared_trees=self._released)
@@ -240,7 +240,7 @@ def remove_tree(path: str) -> None:
             remove_tree(f"{path}/{entry}")
         os.rmdir(path)
     except OSError:
-        pass  # nobody is left who could be told, and the rest is still worth removing
+        pass  # the agent is gone, and the rest is still worth removing
 
 
 def main() -> None:
@@ -259,13 +259,13 @@ def main() -> None:
         # If it is stopped, it must not keep workers alive that no agent looks after any more.
         prctl.continue_with_parent_s_end()
         guardian = GuardianProgram(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, control))
-        # A sweep that cannot look around would leave everybody alive: better no guardian.
+        # A sweep that cannot look around would leave all of them alive: better no guardian.
         for fd in [os.open("/dev/null", os.O_RDONLY) for _ in range(_FILES_NEEDED)]:
             os.close(fd)
     except OSError as error:
         sys.exit(f"rankwise: the guardian cannot start: {error.strerror} (at most {files_max})")
     guardian.run()
-    os._exit(0)  # all is released; an interpreter would take its modules apart, and somebody waits
+    os._exit(0)  # all is released; an interpreter would take its modules apart, which takes time
 
 
 if __name__ == "__main__":

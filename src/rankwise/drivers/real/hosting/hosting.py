@@ -1,7 +1,7 @@
 """What makes processes for a gang: a guardian, and beneath it perhaps a fork server.
 
-A `Hosting` may serve one gang after another, which is how a fork server stays warm: its imports
-are paid for once. It serves one gang at a time, since a sweep leaves nobody alive.
+A `Hosting` may serve one gang after another, which is how a fork server stays warm: its imports are
+paid for once. It serves one gang at a time, since a sweep leaves no process alive.
 
 - The guardian dies: whatever carries its mark is killed, then the gang is told.
 - The fork server dies: the guardian says so and is asked to kill what is left, then the gang is
@@ -48,8 +48,8 @@ LOSS_TOKEN = 0
 LOSS_PATIENCE = Duration(1 * SECOND)
 """How long the workers of a guardian that has died may take to die."""
 ANSWER_PATIENCE = Duration(6 * SECOND)
-"""How long a fork server that has made its imports may take to carry out orders that nobody wants
-any more, before it is replaced."""
+"""How long a fork server that has made its imports may take to carry out orders that are no longer
+wanted, before it is replaced."""
 
 
 class Hosting:
@@ -58,7 +58,7 @@ class Hosting:
     Args:
         mark: what finds stray processes of this hosting in the environments of all.
         preload: modules for a fork server to import; None makes no fork server.
-        is_guess: whether nobody has asked for these modules, so that nothing may fail of them.
+        is_guess: whether rankwise chose these modules itself, so that nothing may fail of them.
         watched: of an automatic fork server, the variables that its imports must not read: those
             that workers have and it has not. Its orders name a command line and a program.
         environment: the fork server's, which its workers' imports have seen.
@@ -123,7 +123,7 @@ class Hosting:
 
     @property
     def spawner(self) -> Connection:
-        """Whom to ask for workers."""
+        """The process that workers are asked of."""
         return self.guardian if self.server is None else self.server
 
     def attach(self, reactor: Reactor, gang: HostingListener) -> None:
@@ -176,7 +176,7 @@ class Hosting:
 
     @property
     def gang(self) -> HostingListener | None:
-        """Whom it serves."""
+        """The gang that it serves."""
         return self._gang
 
     @property
@@ -215,7 +215,7 @@ class Hosting:
         server = self.server
         if server is None or self.loss:
             return
-        server.on_readable()  # it may have been ready for long, and nobody has listened
+        server.on_readable()  # it may have been ready for long, without a listener
         if self._is_server_ready:
             server.wait_until(lambda: not server.unanswered, ANSWER_PATIENCE)
         if server.unanswered:
@@ -226,7 +226,7 @@ class Hosting:
             self.guardian.signal(self.server_number, SIGKILL, group=False)
 
     def replace_server(self) -> None:
-        """Start another fork server if the last one was abandoned, for who wants workers again."""
+        """Start another fork server if the last one was abandoned: workers are wanted again."""
         if not self._is_abandoned or self.guardian.loss:
             return
         assert self.server is not None, "only fork servers are abandoned"
@@ -321,7 +321,7 @@ class Hosting:
 
 
 class _Listener:
-    """Hears what becomes of the fork server and of sweeps; workers are the gang's affair.
+    """Follows the fork server and sweeps; workers are the gang's affair.
 
     Args:
         hosting: whose gang is told.

@@ -1,8 +1,8 @@
 """Decides whether ranks that are forked after some imports behave as if each had made them itself.
 
-For `--start-method auto`, where nobody has asked for a fork server: `ImportWatch` is made before
-the imports, `finish` names the first thing that a fork would do otherwise than an interpreter of
-its own. Each check is about something that a fork would share, lose or have seen too early:
+For `--start-method auto`, where rankwise chooses the fork server: `ImportWatch` is made before the
+imports, `finish` names the first thing that a fork would do otherwise than an interpreter of its
+own. Each check is about something that a fork would share, lose or have seen too early:
 
 - threads: a fork has none of them, and may inherit what they have locked. Native threads of a
   library that has started them in its import (OpenBLAS) are fine: the library handles forks.

@@ -1,11 +1,11 @@
 """The loop of a process that makes workers on order: the guardian, and the fork servers.
 
 It waits for three things at once, in one epoll: frames from the agent, children that end (SIGCHLD
-wakes it through a pipe), and the status pipes of workers that are being made. It waits for nobody
+wakes it through a pipe), and the status pipes of workers that are being made. It waits for nothing
 else: replies that the agent does not read yet are kept, and a worker whose program lies on a slow
-file system holds up nobody. One order is an exception, the guardian's sweep, which returns when
-all are dead or cannot be killed for seconds: the agent asks for it when the gang is dead, so that
-there is nobody left whom the guardian could serve meanwhile.
+file system delays no other. One order is an exception, the guardian's sweep, which returns when all
+are dead or cannot be killed for seconds: the agent asks for it when the gang is dead, so that there
+is no worker left that the guardian could serve meanwhile.
 
 **Making a worker** is a fork. The child sets itself up (own session, death with its parent,
 default signals, descriptors, directory, CPUs, limits) and then becomes the worker. A status pipe
@@ -122,8 +122,8 @@ class SpawnLoop:
         self._descriptors = [self._wakeup, wakeup_write]
         # A full socket must not hold up the reaping of workers, nor the alarm.
         self._control.setblocking(False)  # noqa: FBT003 - the standard library's signature
-        # What a terminal or a scheduler sends to everybody: the agent alone decides what it means.
-        # SLURM (`--signal=USR1@60`) and mpirun send also others than those that end a job.
+        # A signal of a terminal or a scheduler to all: the agent alone decides what it means. SLURM
+        # (`--signal=USR1@60`) and mpirun send also others than those that end a job.
         for number in ENDING_SIGNALS:
             _signal.signal(number, _signal.SIG_IGN)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
@@ -216,7 +216,7 @@ class SpawnLoop:
     def _receive_batch(self) -> "list[Frame]":
         """Receive what has come, up to a batch.
 
-        What runs between two forks copies the pages that it writes to, so all is read before the
+        Code between two forks copies the pages that it writes to, so all is read before the
         first: 52 pages for each fork instead of 114, a third of this process's time.
         """
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _FILES_OF_BATCH

@@ -1,6 +1,6 @@
 """One worker's stream on its way to the console: whole lines, a prefix, the duplicates.
 
-On a terminal, a line that has no end is shown as far as it has come when nobody writes any more: a
+On a terminal, a line that has no end is shown as far as it has come once the output pauses: a
 prompt of `breakpoint()`, or `Loading model ... `. If its stream is the next to write, it goes on
 behind that. If others have written meanwhile, the whole line is shown again when it is finished.
 """

@@ -1,14 +1,14 @@
 """The console: standard output and standard error of the agent, which never make it wait.
 
-An `Outlet` is one open file with a queue in front. What is written goes out at once as far as the
-other side takes it; the rest waits until the reactor says that more can be written. Everything
-handed to `write` leaves in one piece, so lines that are written whole are never torn by others,
-even when they leave in parts. When both descriptors are the same file, such as the same
-terminal, they share one outlet for the same reason.
+An `Outlet` is one open file with a queue in front. Output goes out at once as far as the other side
+takes it; the rest waits until the reactor says that more can be written. Everything handed to
+`write` leaves in one piece, so lines that are written whole are never torn by others, even when
+they leave in parts. When both descriptors are the same file, such as the same terminal, they share
+one outlet for the same reason.
 
 On a terminal a line may stay *open*: what a silent stream has begun to say, such as a prompt, is
-shown without a newline (see `channel.py`). It is ended before anybody else writes, so the lines of
-others begin at the left all the same.
+shown without a newline (see `channel.py`). It is ended before another stream writes, so the lines
+of others begin at the left all the same.
 
 The queue is bounded by those who fill it: an outlet that `is_congested` asks the pumps to stop
 reading, which in the end makes the workers wait, as a slow terminal does.
@@ -76,7 +76,7 @@ class Outlet:
         self._waiting_bytes = 0
         self._is_congested = False
         self._writer: SharedWriter | None = None
-        # If the descriptor is closed, we were started without it: nobody wants to read.
+        # If the descriptor is closed, we were started without it: there is no reader.
         with contextlib.suppress(OSError):
             self._writer = shared_writer(fd)
         self._is_gone = self._writer is None
@@ -89,7 +89,7 @@ class Outlet:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody reads any more."""
+        """Whether its reader is gone."""
         return self._is_gone
 
     @property
@@ -111,7 +111,7 @@ class Outlet:
             self.on_unfinished()
 
     def show_unfinished(self) -> None:
-        """Show what streams have begun to say; nobody has said anything for a while."""
+        """Show what streams have begun to say, after a pause of all of them."""
         streams = list(self.unfinished)
         self.unfinished.clear()
         for stream in streams:

@@ -123,7 +123,7 @@ class LogFile:
             if self._gap_bytes:
                 note = self._note()
                 self._append(note, now, note_bytes=len(note))
-            # What was written went to a file without a name: nobody will find it.
+            # The file has lost its name, so its contents are lost.
             if os.fstat(self._fd).st_nlink == 0:
                 self._complaints.complain_of_removal(self.path)
             try:
@@ -135,7 +135,7 @@ class LogFile:
             self._complaints.add_loss(self.path, self.lost_bytes)
 
     def _open(self, flags: int = 0) -> None:
-        # Appending, so that a file which somebody truncates goes on at its new end.
+        # Appending, so that a file which a user truncates goes on at its new end.
         flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
         self._fd = os.open(self.path, flags, 0o644)
 

@@ -3,10 +3,10 @@
 A pump whose sinks are congested is not read until the console has caught up; its pipe fills, and
 its worker waits. An outlet is watched only while bytes wait in it.
 
-On a terminal, lines that have no end are shown when nobody has written for `QUIET`, and so between
-one and two times that after the last word: one timer looks at intervals whether anything has come,
-since to move one with every chunk would cost more than all else. While no line is unfinished there
-is no timer.
+On a terminal, lines that have no end are shown after a pause of `QUIET`, and so between one and two
+times that after the last word: one timer looks at intervals whether anything has come, since to
+move one with every chunk would cost more than all else. While no line is unfinished there is no
+timer.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from rankwise.drivers.real.reactor import Reactor
 from rankwise.ports.clock import Clock
 
 QUIET = Duration(200 * MILLISECOND)
-"""How long nobody has written to a terminal when unfinished lines are shown there."""
+"""How long a terminal was not written to when unfinished lines are shown there."""
 
 
 class LogFlow:
@@ -31,7 +31,7 @@ class LogFlow:
         self._on_end: dict[StreamPump, Callable[[], None]] = {}
         self._held: dict[StreamPump, None] = {}
         self._noisy: set[Outlet] = set()
-        """Outlets with unfinished lines, which are shown once nobody writes there."""
+        """Outlets with unfinished lines, which are shown once their writers pause."""
         for outlet in console.outlets:
             outlet.on_blocked = partial(self._watch, outlet)
             outlet.on_unfinished = partial(self._await_quiet, outlet)

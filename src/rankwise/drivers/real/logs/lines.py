@@ -7,21 +7,19 @@ receive the bytes as they are.
 
 Three kinds of unfinished line leave early, so that memory stays bounded and progress is seen:
 
-- A line of which more than `line_limit` bytes have been held back leaves in pieces. Every piece is
-  a line of the console with the prefix of its stream, since others' lines may come in between, and
-  all but the last end in `CUT_MARK`.
+- A line of which more than `line_limit` bytes have been held back leaves in pieces, all of which
+  but the last end in `CUT_MARK`.
 - A line that is being redrawn with carriage returns (a progress bar) is shown as a line of its own
   when its stream has shown none for a second. Only what follows the last carriage return counts;
   what it has overwritten is forgotten, as on a terminal.
 - The same goes for finished lines: they show what follows their last carriage return. Those
   directly before the newline are part of the line's end and vanish.
 
-What is `unfinished` of a stream that has fallen silent, such as a prompt, can be shown on a
+The `unfinished` line of a stream that has fallen silent, such as a prompt, can be shown on a
 terminal; it is still a part of its line when that is finished.
 
-A finished line that equals what was shown of it already is not shown twice. Nothing here looks at
-a clock: the instants come with the chunks, and so an update that arrives within the second waits
-for the next chunk.
+Nothing here looks at a clock: the instants come with the chunks, and so an update that arrives
+within the second waits for the next chunk.
 """
 
 import re
@@ -88,6 +86,7 @@ class LineSplitter:
         if b"\r" in text:
             text = _LINE_END.sub(b"\n", text)
             text = _OVERWRITTEN.sub(b"", text)
+        # A finished line that equals what was shown of it already is not shown twice.
         if self._shown and text.startswith(self._shown):
             text = text[len(self._shown) :]
         elif is_continuation and text.startswith(b"\n"):
@@ -111,6 +110,7 @@ class LineSplitter:
                 self._shown, self._shown_at = shown, now
                 return shown
         if len(held) > self._line_limit:
+            # A line of its own, with the prefix: others' lines may come before the next piece.
             piece = bytes(held).rstrip(b"\r") + CUT_MARK + b"\n"
             held.clear()
             self._shown = b""

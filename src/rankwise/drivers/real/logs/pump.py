@@ -68,7 +68,7 @@ class StreamPump:
     def drain(self, now: Instant) -> None:
         """Read all that is in the pipe at this moment, congested or not, then stop.
 
-        What a worker wrote before it ended is then in the sinks, even if the pipe has no end
+        All that a worker wrote before it ended is then in the sinks, even if the pipe has no end
         because a process that the worker left behind holds it open, and writes on.
         """
         if self.is_ended:

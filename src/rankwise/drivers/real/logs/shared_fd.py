@@ -1,8 +1,8 @@
 """Writing to a descriptor that other processes share, without ever waiting for its reader.
 
-Standard output belongs to the shell, to a pager, to other programs of a pipeline as much as to
-us. O_NONBLOCK is a property of what they all share, so setting it would break them. What there
-is instead depends on what the descriptor is:
+Standard output belongs to the shell, to a pager, to other programs of a pipeline as much as to us.
+O_NONBLOCK is a property of what they all share, so setting it would break them. The way to write
+instead depends on the descriptor:
 
 - pipes and terminals: opened anew through `/proc/self/fd`, which gives a private view of the
   same pipe or terminal, non-blocking for us alone;

@@ -1,7 +1,7 @@
 """The last lines of a stream, kept cheaply for the report of a failure.
 
-Only bytes are kept while the stream runs; they are split into lines when somebody asks. Memory
-is at most twice `byte_limit`, which makes trimming rare.
+Only bytes are kept while the stream runs; they are split into lines on request. Memory is at most
+twice `byte_limit`, which makes trimming rare.
 """
 
 from rankwise.base.units import Instant
@@ -46,9 +46,9 @@ class Tail:
     def lines(self, count: int = TAIL_LINES) -> tuple[str, ...]:
         """The last lines, oldest first, at most `count`, without newlines.
 
-        A line that was redrawn with carriage returns shows its last state. What is not UTF-8 is
-        shown as replacement characters. A line whose beginning has been forgotten starts with an
-        ellipsis.
+        A line that was redrawn with carriage returns shows its last state. Bytes that are not UTF-8
+        are shown as replacement characters. A line whose beginning has been forgotten starts with
+        an ellipsis.
         """
         lines = bytes(self._kept).split(b"\n")
         if not lines[-1]:

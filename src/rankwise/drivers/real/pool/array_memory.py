@@ -37,7 +37,7 @@ class MappingMode(IntEnum):
 
     READ = 0
     PRIVATE = 1
-    """Write; nobody else sees it. Pages are copied when they are first written."""
+    """Write; no other process sees it. Pages are copied when they are first written."""
     SHARED = 2
     """Write, and all see it."""
 

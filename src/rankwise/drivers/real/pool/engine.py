@@ -1,9 +1,9 @@
 """The engine: carries out what the machine of a pool orders, and tells it what happens.
 
-Any thread may submit. What is told to the machine goes through an inbox, and the thread that holds
-the lock empties it. So a caller's own thread sends a task to an idle worker: nothing is handed to
-another thread on the way. If no worker has room, a submission is an entry in the inbox and no more:
-the reader looks there when one has.
+Any thread may submit. Facts for the machine go through an inbox, and the thread that holds the lock
+empties it. So a caller's own thread sends a task to an idle worker: nothing is handed to another
+thread on the way. If no worker has room, a submission is an entry in the inbox and no more: the
+reader looks there when one has.
 
 One thread, the reader, waits for answers, deaths and deadlines, unpickles, and concludes futures.
 Futures are concluded without the lock, since what waits for them may submit.
@@ -338,7 +338,7 @@ class PoolEngine:
         future.task, future.tell = number, self.tell
         self._tasks[number] = task
         self._inbox.append(PoolTaskSubmitted(number, len(needs), attempts))
-        # Read after the entry is made: who makes room looks into the inbox after that.
+        # Read after the entry is made: a thread that makes room looks into the inbox after that.
         if needs or self._machine.can_send or self._machine.phase is not PoolPhase.OPEN:
             self._pump()
         for need in needs:
@@ -513,7 +513,7 @@ class PoolEngine:
                 self._reactor.post(_nothing)
 
     def _recall(self, link: _WorkerLink) -> None:
-        """Tell what could be taken back; with the lock, and while nobody sends."""
+        """Tell what could be taken back; with the lock, and while no task is being sent."""
         link.is_recall_wanted = False
         self._inbox.append(TasksRecalled(link.number, self._take_back(link)))
 
@@ -696,7 +696,7 @@ class PoolEngine:
         self._reactor.call_at(instant, callback)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Let nobody wait for a reader that a mistake of ours has ended."""
+        """Fail every waiting call: a mistake of ours has ended the reader."""
         self._is_closed = True
         for task in [*self._tasks.values()]:
             with suppress(InvalidStateError):
@@ -837,7 +837,7 @@ class PoolEngine:
             self._drop(link)
 
     def on_exited(self, worker: int, code: int, at: Instant) -> None:  # noqa: ARG002  # a listener's
-        """A process has ended; what it has sent is heard first."""
+        """A process has ended; what it has sent is handled first."""
         link = self._link_of_order.pop(worker, None)
         if link is None:
             return

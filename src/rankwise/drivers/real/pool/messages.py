@@ -3,9 +3,9 @@
 The sockets keep messages apart (SOCK_SEQPACKET) and hand each to one reader. The pool keeps the
 worker's end, too: what it reads there, the worker has not taken and will not get.
 
-A message is a header, a line for each buffer, a function's pickle (perhaps) and a pickle. What is
-longer than a socket takes well lies in a memfd, whose descriptor comes first. Buffers are memfds,
-see `memory`.
+A message is a header, a line for each buffer, a function's pickle (perhaps) and a pickle. A part
+that is longer than a socket takes well lies in a memfd, whose descriptor comes first. Buffers are
+memfds, see `memory`.
 """
 
 import os
@@ -255,7 +255,7 @@ def send_small(  # noqa: PLR0917  # by name they take a tenth of it all
 def task_of_unread(sock: socket) -> int | None:
     """Take a message that its reader has not taken; its task, or None if there is none.
 
-    What comes with it is closed: who sends the task again packs it anew.
+    Its descriptors are closed: a task that is sent again is packed anew.
     """
     try:
         data, ancillary, _, _ = sock.recvmsg(_HEADER.size, _ANCILLARY_BYTES, DONT_WAIT | _CLOEXEC)

@@ -1,9 +1,8 @@
 """Pickles of calls and of results.
 
-What the worker can import travels by name, with the standard pickler. What it cannot, since it is
+Code that the worker can import travels by name, with the standard pickler. Other code, such as that
 of `__main__`, of a notebook, a lambda or a function inside another, travels by value. Pickling by
-name succeeds for classes and functions of `__main__`, too, so its name is looked for in the
-result.
+name succeeds for classes and functions of `__main__`, too, so its name is looked for in the result.
 
 Large buffers are collected, and copied only when the message is sent. A tensor of torch is made to
 travel as a buffer; torch itself would copy it into the pickle.

@@ -46,7 +46,7 @@ def is_here(host: str) -> bool:
     try:
         found = addresses_of(host)
     except OSError:
-        return False  # nobody knows the name yet; connecting will tell, again and again
+        return False  # the name is not known yet; connecting will tell, again and again
     for family, _, _, _, address in found:
         with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.bind(address)

@@ -2,18 +2,16 @@
 
 One agent serves a TCPStore; all of them keep an ordered log in it and replay it (`c10d_log`), so it
 has the transactions, watches and leases that torch's stores lack. Any other store of torch will do,
-too, as long as somebody looks after leases.
+too, as long as a process looks after leases.
 
-A watch waits inside torch until the log has another entry, where nothing can wake it; so closing
-it writes an entry that does nothing. Leases must be polled, since torch's stores offer
-nothing else: the *reaper*, a thread in the process that serves, asks for the counters of all leases
-a few times in the life of the shortest one, and ends those that nobody has renewed, by its own
-clock.
+A watch waits inside torch until the log has another entry, where nothing can wake it; so closing it
+writes an entry that does nothing. Leases must be polled, since torch's stores offer nothing else:
+the *reaper*, a thread in the process that serves, asks for the counters of all leases a few times
+in the life of the shortest one, and ends those without a renewal, by its own clock.
 
-What it does not survive: the agent that serves, or its machine. torch's client never connects
-anew, so a connection that was lost is lost for good: `StoreUnavailable`, and the same again. A
-server that is stopped, but not dead, blocks its clients inside torch for as long. For more, use
-etcd.
+It does not survive the agent that serves, or its machine. torch's client never connects anew, so a
+connection that was lost is lost for good: `StoreUnavailable`, and the same again. A server that is
+stopped, but not dead, blocks its clients inside torch for as long. For more, use etcd.
 """
 
 import errno
@@ -64,7 +62,7 @@ FAREWELL_S = 2.0
 """How long a client that leaves waits for the server at most."""
 LOG_LEVEL_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 SLICE = timedelta(seconds=5)
-"""How long a thread waits inside torch at a time, at most; who writes an entry wakes it sooner."""
+"""How long a thread waits inside torch at a time, at most; a written entry wakes it sooner."""
 LOOKS_PER_LIFE = 5
 """How often the reaper looks at a lease while it could live without being renewed."""
 REAPER_PAUSE_S = 0.5
@@ -81,10 +79,10 @@ class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         host, port: its address.
         namespace: separates runs that share it.
-        is_host: whether this process serves; None: if `host` is an address of this machine,
-            and nobody serves there yet.
+        is_host: whether this process serves; None: if `host` is an address of this machine, and
+            none serves there yet.
         connect_timeout: how long to wait for the server to come up.
-        linger: how long who serves waits at its end for the others to hear the last words.
+        linger: how long the server waits at its end for the others to read the last words.
     """
 
     host: str
@@ -100,7 +98,7 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
 
     Raises:
         ConfigError: torch is not installed, or this process must serve and cannot.
-        StoreUnavailable: nobody serves.
+        StoreUnavailable: there is no server.
     """
     distributed = _import_torch()
     who = f"torch's TCPStore at {endpoint_text(config.host, config.port)}"
@@ -141,7 +139,7 @@ def _client(
 def open_file(path: str, namespace: str, clock: Clock) -> "C10dStore":
     """A store in a file that all nodes see, by torch's FileStore: for one machine, and for tests.
 
-    Nobody serves it, so every client looks after all leases.
+    No process serves it, so every client looks after all leases.
 
     Raises:
         ConfigError: torch is not installed, or the file cannot be used.
@@ -170,7 +168,7 @@ class C10dStore(Store):
         namespace: separates this log from other keys in it.
         who: names it in errors.
         clock: counts leases if this client reaps.
-        reaps: whether this client ends leases that nobody renews. One of all clients must.
+        reaps: whether this client ends leases without a renewal. One of all clients must.
         linger: how long closing waits for the other clients to close.
         mark: tells others that a store is served at that port, until this is closed.
     """
@@ -265,9 +263,9 @@ class C10dStore(Store):
         with suppress(StoreError), self._lock:
             others = self._log.count_clients(self._connection, -1)
             deadline = monotonic() + linger_s
-            nobody = Event()
+            pause = Event()
             while others > 0 and monotonic() < deadline:
-                nobody.wait(LINGER_LOOKS_S)  # torch's stores tell nobody of a counter
+                pause.wait(LINGER_LOOKS_S)  # torch's stores have no watch for a counter
                 others = self._log.count_clients(self._connection, 0)
 
     def __exit__(self, *exc_info: object) -> None:
@@ -362,7 +360,7 @@ class C10dWatch:
 
 
 class _Reaper:
-    """Ends leases that nobody renews; see the module's text."""
+    """Ends leases without a renewal; see the module's text."""
 
     def __init__(
         self, log: ReplayedLog, connection: TorchStoreMethods, clock: Clock, closed: Event
@@ -440,7 +438,7 @@ def require_torch() -> None:
 
     try:
         is_there = find_spec("torch") is not None
-    except ValueError:  # somebody has said that it cannot be imported
+    except ValueError:  # its entry in sys.modules says that it cannot be imported
         is_there = False
     if not is_there:
         raise _torch_is_missing()
@@ -532,7 +530,7 @@ def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
     def join() -> None:
         try:
             answers.put(_tcp_store(distributed, config, serves=False))
-        except Exception as error:  # noqa: BLE001  # raised by who waits
+        except Exception as error:  # noqa: BLE001  # raised in the thread that waits
             answers.put(error)
 
     # By a thread: torch waits for ever for one that accepts connections and says nothing.

@@ -54,7 +54,7 @@ class TorchStoreMethods(Protocol):
         ...
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Wait until all keys are there; an exception if they are not, or if nobody answers."""
+        """Wait until all keys are there; an exception if they are not, or without an answer."""
         ...
 
 
@@ -83,7 +83,7 @@ class EndEntry(msgspec.Struct, frozen=True, tag=3, array_like=True):
 
 
 class NothingEntry(msgspec.Struct, frozen=True, tag=4, array_like=True):
-    """A hole was filled, or somebody who waits is to be woken."""
+    """A hole was filled, or waiting clients are to be woken."""
 
     author: bytes
     number: int
@@ -135,7 +135,7 @@ class ReplayedLog:
             make: makes the entry from its author and number.
 
         Raises:
-            StoreUnavailable: nobody knows whether it was written.
+            StoreUnavailable: whether it was written is unknown.
         """
         with self.changed:
             self._entries_written += 1
@@ -150,7 +150,7 @@ class ReplayedLog:
             return self._results.pop(number)
 
     def catch_up(self, connection: TorchStoreMethods, end: int | None = None) -> None:
-        """Replay all entries before `end`; None: all for which somebody has taken a number."""
+        """Replay all entries before `end`; None: all whose number was taken."""
         if end is None:
             end = self._ask(lambda: connection.add(self._counter, 0))
         while True:

@@ -1,10 +1,10 @@
 """A store that takes long to be opened, and is opened while others go on.
 
-torch's TCPStore can only be made by waiting for its server, deep inside torch, where neither
-a signal nor a deadline of ours reaches. Whether this machine has to serve an embedded store is
-known when name servers have told. So a thread opens the store when the first call needs it; calls
-wait for that as long as a request may take, and then say that nobody answers. What went wrong is
-raised by the calls; a server that was not there may be there later, so another call tries again.
+torch's TCPStore can only be made by waiting for its server, deep inside torch, where neither a
+signal nor a deadline of ours reaches. Whether this machine has to serve an embedded store is known
+when name servers have told. So a thread opens the store when the first call needs it; calls wait
+for that as long as a request may take, and then say that no server answers. The error is raised by
+the calls; a server that was not there may be there later, so another call tries again.
 """
 
 from collections.abc import Callable
@@ -126,4 +126,4 @@ class DeferredStore(Store):
             self._changed.notify_all()
         if store is not None:
             unwanted = StoreUnavailable(f"{self._who} was closed before it was open")
-            store.__exit__(type(unwanted), unwanted, None)  # nobody has said anything there
+            store.__exit__(type(unwanted), unwanted, None)  # it has no last words

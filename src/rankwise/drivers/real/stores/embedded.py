@@ -1,17 +1,17 @@
 """The embedded store: a small server in one of the agents, for a laptop or a few nodes.
 
-Nothing has to be installed and nobody has to start it: every agent is told the same endpoint, and
-the one whose machine has that address serves (`open_embedded`). All agents, that one too, are
-clients: each call is one exchange on a connection that is kept, a watch has a connection of its
-own. Who does not know the run's token is refused, on both sides, and cannot read what is said where
-Python can encrypt; see `embedded_protocol`.
+Nothing has to be installed or started: every agent is told the same endpoint, and the one whose
+machine has that address serves (`open_embedded`). All agents, that one too, are clients: each call
+is one exchange on a connection that is kept, a watch has a connection of its own. A client without
+the run's token is refused, on both sides, and cannot read what is said where Python can encrypt;
+see `embedded_protocol`.
 
-What it does not survive: the agent that serves. When that ends or dies, or its machine, everything
-the nodes had agreed is gone. Who watches is told of an orderly end (`StoreRefused`). Otherwise the
-others find nobody (`StoreUnavailable`), or, if it was started again, a server that knows nothing: a
-client that has known another life of it refuses to go on (`StoreRefused`), since a store that
-forgets could let two nodes have one rank. Lost connections, and a server that was stopped for a
-while, are survived. For more, use etcd.
+It does not survive the agent that serves. When that ends or dies, or its machine, everything the
+nodes had agreed is gone. A watch is told of an orderly end (`StoreRefused`). Otherwise the others
+find no server (`StoreUnavailable`), or, if it was started again, one that knows nothing: a client
+that has known another life of it refuses to go on (`StoreRefused`), since a store that forgets
+could let two nodes have one rank. Lost connections, and a server that was stopped for a while, are
+survived. For more, use etcd.
 """
 
 import errno
@@ -68,9 +68,9 @@ class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         host, port: its address; port 0 lets the server choose one.
-        token: what all nodes of the run know, and nobody else.
-        is_host: whether this process serves; None: if `host` is an address of this machine,
-            and nobody serves there yet.
+        token: the secret of all nodes of the run.
+        is_host: whether this process serves; None: if `host` is an address of this machine, and
+            none serves there yet.
         encrypts: whether to speak within TLS, as all nodes of the run have to or none; None: if
             this Python can.
         request_timeout: how long one call may take, with all its attempts.
@@ -212,7 +212,7 @@ class EmbeddedStore(Store):
 
     @property
     def encrypts(self) -> bool:
-        """Whether nobody else can read what is said."""
+        """Whether others cannot read what is said."""
         return self._tls is not None
 
     @property
@@ -224,8 +224,8 @@ class EmbeddedStore(Store):
         """A new connection on which both sides have proved that they know the token.
 
         Raises:
-            StoreUnavailable: nobody is there for the whole request timeout.
-            StoreRefused: somebody is, but not ours.
+            StoreUnavailable: there is no server for the whole request timeout.
+            StoreRefused: there is one, but not ours.
         """
         patience = self._patience()
         last_error: BaseException | None = None
@@ -275,7 +275,7 @@ class EmbeddedStore(Store):
         refuse_stranger(self._config.host, self._config.port)
 
     def note_end(self) -> StoreRefused:
-        """Remember that the server has ended, so that nobody tries it any more; what to raise."""
+        """Remember that the server has ended, so that no call tries it any more; what to raise."""
         self._has_server_ended = True
         return StoreRefused(
             f"the run ends here: the agent that served {self._who} has left",
@@ -559,7 +559,7 @@ class _Conversation:
         try:
             return self._frames.next()
         except RemoteProtocolError as error:
-            # Somebody between us has meddled with it; on a new connection all is well or refused.
+            # A proxy between us has meddled with it; on a new connection all is well or refused.
             raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from error
 
     def _receive(self) -> None:

@@ -3,17 +3,16 @@
 A frame is `<u32 length><seal><body>`; a body is MessagePack. A client that connects says hello with
 a nonce, the server answers with one of its own and proves that it knows the run's token, the client
 proves the same, and from then on each frame bears a seal: an HMAC over the frame's number and body,
-under a key that comes from the token, both nonces and the direction. So nobody without the token
-can say anything that is heard, change what others say, or say it again later.
+under a key that comes from the token, both nonces and the direction. So without the token, a
+process can say nothing that is accepted, change no message, and repeat none.
 
-Nobody can read it either where all of this is said within TLS (`tls`): the client begins with a
+None can be read either where all of this is said within TLS (`tls`): the client begins with a
 handshake then, and the server sees from the first byte which of the two is meant. One that encrypts
-refuses who does not, and the other way round, in the clear: there is nothing to fall back to.
-Without TLS, who can read the network can read the keys and values.
+refuses one that does not, and the other way round, in the clear: there is nothing to fall back to.
+Without TLS, a listener on the network can read the keys and values.
 
 Each request is answered once, in order; after `WatchAsked` the server tells changes for as long as
-the connection lasts. A server that ends tells so to the watches that are still there: nobody need
-find out by trying.
+the connection lasts. A server that ends tells so to the watches that are still there.
 """
 
 import hmac
@@ -31,12 +30,12 @@ VERSION = 2
 NONCE_BYTES = 16
 SEAL_BYTES = 16
 HELLO_BYTES_MAX = 256
-"""Nobody who has not proved anything makes the other side keep more than this."""
+"""A side keeps no more than this of a peer that has proved nothing yet."""
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 ANSWER_BYTES_MAX = 1024 * 1024 * 1024
 
 TLS_HANDSHAKE = 0x16
-"""The first byte of what begins with TLS, and of no frame of who has not proved anything."""
+"""The first byte of what begins with TLS, and of no frame of an unproved client."""
 TLS_RECORDS = range(0x14, 0x18)
 """The first bytes that TLS may answer with."""
 
@@ -237,7 +236,7 @@ class Frames:
         """The next body; None while it is not complete.
 
         Raises:
-            RemoteProtocolError: it is too long, or not sealed by somebody who knows the key.
+            RemoteProtocolError: it is too long, or not sealed under the key.
         """
         if len(self._raw) < _LENGTH.size:
             return None
@@ -312,7 +311,7 @@ class Secret:
 
 
 def new_nonce() -> bytes:
-    """Bytes that nobody has used before."""
+    """Bytes that were never used before."""
     return secrets.token_bytes(NONCE_BYTES)
 
 

@@ -5,12 +5,12 @@ One thread waits for all sockets at once and for the next lease to end. A connec
 and not for long, and there may not be many such. One that says what the protocol does not allow is
 cut off, and harms no other.
 
-Nobody who reads slowly makes the server keep much: while something waits to be sent to a client, no
+A slow reader does not make the server keep much: while something waits to be sent to a client, no
 further request of it is read; and a watch is told the next changes when it has taken the last ones,
 out of the keyspace's history. When it lags further behind than that goes, it is told so.
 
-The server forgets everything when it ends. `close` lets others hear the last words first: it goes
-on serving until they have hung up, for a while. Who still watches then is told that it has ended.
+The server forgets everything when it ends. `close` lets others read the last words first: it goes
+on serving until they have hung up, for a while. A watch that is left then is told of the end.
 """
 
 import errno
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 UNAUTHENTICATED_MAX = 128
 AUTHENTICATION_PATIENCE = Duration(10 * SECOND)
-"""How long somebody may take to prove that the token is known."""
+"""How long a client may take to prove that it knows the token."""
 AWAY = Duration(1 * SECOND)
-"""A server that wakes so much too late was stopped, and could hear no renewal."""
+"""A server that wakes so much too late was stopped, and could take no renewal."""
 TOLD_BYTES = 1024 * 1024
 """About how much a watch is told at once."""
 HISTORY_MAX = 4096
@@ -133,15 +133,14 @@ class EmbeddedServer:
         return not self._connections or self._clock.now() >= self._ends_at
 
     def _turn(self) -> None:
-        """Wait for something, hear everybody, and only then let leases end."""
+        """Wait for something, serve all connections, and only then let leases end."""
         deadline = min(self._deadlines(), default=None)
         for key, events in self._selector.select(self._seconds_until(deadline)):
             handle: Callable[[int], None] = key.data
             handle(events)
         now = self._clock.now()
         if deadline is not None and now > after(deadline, AWAY):
-            # This process was stopped: renewals wait in its sockets, and nobody is to lose a lease
-            # by it.
+            # This process was stopped: renewals wait in its sockets, and no lease is to end by it.
             self._keyspace.prolong_leases(now)
         self._keyspace.end_leases(now)
         for connection in list(self._connections.values()):
@@ -196,7 +195,7 @@ class EmbeddedServer:
             one for one in self._connections.values() if one.unauthenticated_until is not None
         ]
         if len(waiting) >= UNAUTHENTICATED_MAX:
-            # The oldest: who only connects, as a port scan does, must not keep nodes out.
+            # The oldest: a client that only connects, as a port scan, must not keep nodes out.
             self._cut_off(waiting[0])
         sock.setblocking(False)  # noqa: FBT003
         # Answers are small, and a client waits for each: Nagle would add 40 ms.
@@ -215,7 +214,7 @@ class EmbeddedServer:
             self._accept_again()
 
     def _dismiss(self, connection: _Connection) -> None:
-        """Cut off one who would have stayed; a watch learns that nobody will ever answer."""
+        """Cut off a client that would have stayed; a watch learns that no answer will come."""
         if connection.watch is not None:
             with suppress(OSError):
                 connection.say(protocol.Ended())
@@ -237,7 +236,7 @@ class EmbeddedServer:
             pass
         except (OSError, msgspec.MsgspecError, RemoteProtocolError):
             with suppress(OSError):
-                connection.sock.send(connection.unsent)  # why; it may be heard
+                connection.sock.send(connection.unsent)  # why; the client may still read it
             self._cut_off(connection)
 
     def _said(self, connection: _Connection, raw: bytes) -> bytes:

@@ -6,9 +6,9 @@ watch has a connection of its own, on which etcd tells changes as they happen; w
 whatever reason, the watch continues from the last revision that it was told, at whichever member is
 current. No thread is ours: the caller waits.
 
-What happens when etcd is away: calls repeat until `request_timeout` and raise `StoreUnavailable`;
-the watch does the same, and can be asked again. When a majority is back, leases are counted anew by
-etcd's new leader, so none ends because of the outage alone.
+While etcd is away, calls repeat until `request_timeout` and raise `StoreUnavailable`; the watch
+does the same, and can be asked again. When a majority is back, leases are counted anew by etcd's
+new leader, so none ends because of the outage alone.
 """
 
 import socket
@@ -58,7 +58,7 @@ from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.store import Store
 
 PROBE_AFTER_S = 5.0
-"""A watch asks its member for a sign of life when nobody else has heard of it for so long."""
+"""A watch asks its member for a sign of life when no request has had one for so long."""
 RECEIVED_AT_ONCE = 256 * 1024
 STREAM_IS_OVER = (OSError, NotAuthenticated, NotServing, NotReached, RemoteProtocolError)
 
@@ -148,7 +148,7 @@ class EtcdWatch:
     """The changes under a prefix; a `rankwise.ports.store.Watch`.
 
     Args:
-        members: who is asked.
+        members: the members that are asked.
         prefix: of the keys.
         after: the revision up to which everything is known; None for whatever is present when the
             watch begins.
@@ -177,7 +177,7 @@ class EtcdWatch:
         """Wait until etcd has confirmed the watch.
 
         Raises:
-            StoreUnavailable, StoreRefused: nobody does.
+            StoreUnavailable, StoreRefused: none does.
         """
         with self._connection.waiting():
             self._connect()

@@ -3,7 +3,7 @@
 One member at a time is the *current* one: requests and watches go there. A member that refuses, is
 silent for longer than an attempt may take, or says that it cannot serve, is *suspected*: the next
 one becomes current, and every watch that hangs on the suspect is woken, so that it moves too. That
-is how a stopped machine is noticed, whose kernel goes on acknowledging what nobody reads.
+is how a stopped machine is noticed, whose kernel goes on acknowledging what is never read.
 
 Connections that carry no request are kept, at most as many as there were requests at the same time;
 one on which the member has hung up meanwhile is found out before it is used. A request that changes
@@ -39,9 +39,9 @@ from rankwise.drivers.real.stores.patience import Patience, closed_error, descri
 T = TypeVar("T")
 
 _NO_PASSWORD = ""
-"""An encrypted key is an error, instead of a question on somebody's terminal."""
+"""An encrypted key is an error, instead of a question on the terminal."""
 _IS_SELF_SIGNED = 18
-"""OpenSSL's number for a certificate that nobody else has signed, as those of tokens are."""
+"""OpenSSL's number for a self-signed certificate, as those of tokens are."""
 API_PATHS = ("/v3", "/v3beta")
 """Where the gateway is: etcd 3.4 and later, and 3.3."""
 ATTEMPT_SHARE = 3
@@ -172,12 +172,12 @@ class Members:
         raise patience.exhausted(last_error, self.hint_for(last_error)) from last_error
 
     def hint_for(self, error: BaseException | None) -> str:
-        """What to do when nobody has answered."""
+        """What to do without an answer."""
         if "space exceeded" in str(error):
             return "etcd's quota is spent: compact and defragment it, then `etcdctl alarm disarm`"
         if not _is_cut(error):
             return HINT_UNAVAILABLE
-        # Both sides just hang up when they hear what they do not understand.
+        # Both sides just hang up at what they do not understand.
         if self._tls is None:
             return f"{HINT_UNAVAILABLE}; if it accepts TLS only, give protocol=https"
         return f"{HINT_UNAVAILABLE}; {HINT_NO_TLS}"
@@ -281,7 +281,7 @@ class Members:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether this client tells nobody who it is."""
+        """Whether this client has no name for the server."""
         return self.config.user is None and self.config.cert is None
 
     def forget_token(self) -> None:

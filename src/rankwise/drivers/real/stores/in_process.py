@@ -2,7 +2,7 @@
 
 One `MemoryStore` is the shared keyspace; every client of it is a `MemoryClient`. There is no thread
 that ends leases: each call, and each wait of a watch, first ends those whose deadline has passed,
-so nobody can see one that should be gone. A wait sleeps until the next deadline at the latest.
+so a lease that should be gone is never seen. A wait sleeps until the next deadline at the latest.
 
 It does not survive its process.
 """

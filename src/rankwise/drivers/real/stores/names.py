@@ -2,8 +2,9 @@
 
 Where no name server answers, the C library goes on asking for ten seconds and more, and neither a
 deadline nor a signal ends that. So each name is looked up in a thread of its own, at most one at a
-time, and who asks waits for that thread no longer than for anything else. One that nobody waits for
-any more is left behind: it ends by itself, and does not keep the process. Addresses need no thread.
+time, and a caller waits for that thread no longer than for anything else. A thread that is not
+waited for any more is left behind: it ends by itself, and does not keep the process. Addresses need
+no thread.
 """
 
 import socket
@@ -102,7 +103,7 @@ class _LookUp:
 
 
 def addresses_of(host: str, port: int = 0) -> list[Address]:
-    """All addresses of `host`, the first with its canonical name; signals are heard meanwhile.
+    """All addresses of `host`, the first with its canonical name; signals are handled meanwhile.
 
     Raises:
         OSError: there is no such name.
@@ -111,7 +112,7 @@ def addresses_of(host: str, port: int = 0) -> list[Address]:
 
 
 def full_name_of(host: str) -> str:
-    """As `socket.getfqdn`, but signals are heard meanwhile, and no name is too odd."""
+    """As `socket.getfqdn`, but signals are handled meanwhile, and no name is too odd."""
     found = [host]
 
     def look_up() -> None:

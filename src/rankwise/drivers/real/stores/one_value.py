@@ -1,22 +1,22 @@
 """A store in one value that can be read, and replaced if it is unchanged; nothing else.
 
 This is what a `RendezvousBackend` of torch's offers, and programs bring their own. The value is an
-image of a whole keyspace. A change is made on a copy, which replaces the value if nobody else was
-quicker; otherwise it is made again, on what is there now.
+image of a whole keyspace. A change is made on a copy, which replaces the value if that is still the
+old one; otherwise it is made again, on what is there now.
 
-Such a place cannot tell anybody that it has changed: **it is polled, here**. A watch looks after
-0.1 s, and then after ever longer pauses, until it looks once a second; every change lets it begin
-anew, and what this client changes is told at once.
+Such a place cannot tell that it has changed: **it is polled, here**. A watch looks after 0.1 s, and
+then after ever longer pauses, until it looks once a second; every change lets it begin anew, and
+what this client changes is told at once.
 
 Leases are counters in the value. A client that renews one raises its counter; every client
 remembers when, by its own clock, it first saw the counter as it is, and ends a lease whose counter
 has not changed for the whole time to live. So clocks are not compared. A client that could not look
-for a while (it was stopped, or the place did not answer) counts anew from when it looks again:
-nobody could have been seen alive meanwhile.
+for a while (it was stopped, or the place did not answer) counts anew from when it looks again: no
+client could have been seen alive meanwhile.
 
-What it costs: every renewal of every node rewrites the value, and every node reads all of it every
-second. That is bearable for tens of nodes. What was changed is remembered within limits
-(`HISTORY_BATCHES`, `HISTORY_BYTES`); a watch that is further behind reads anew.
+The cost: every renewal of every node rewrites the value, and every node reads all of it every
+second. That is bearable for tens of nodes. Changes are remembered within limits (`HISTORY_BATCHES`,
+`HISTORY_BYTES`); a watch that is further behind reads anew.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ T = TypeVar("T")
 class ValueBackend(Protocol):
     """Where the value is: what a `RendezvousBackend` of torch's has.
 
-    Both calls raise `StoreUnavailable` if nobody answers, and `StoreRefused` if nobody ever will.
+    Both calls raise `StoreUnavailable` without an answer, `StoreRefused` if none will ever come.
     """
 
     def get_state(self) -> tuple[bytes, Any] | None:
@@ -62,7 +62,7 @@ class ValueBackend(Protocol):
     ) -> tuple[bytes, Any, bool] | None:
         """Replace the value if the token is still right; None: if there was none.
 
-        What is there then, its token, and whether it was replaced; or None, which says nothing.
+        The value then, its token, and whether it was replaced; or None, which says nothing.
         """
         ...
 
@@ -197,7 +197,7 @@ class OneValueStore(Store):
         """Look, and end what leases have to end.
 
         Returns:
-            What has changed under `prefix` since `told`, up to which revision, and the longest
+            The changes under `prefix` since `told`, up to which revision, and the longest
             pause that leases allow before the next look.
         """
         with self._asking:
@@ -341,7 +341,7 @@ def _understood(raw: bytes, who: str) -> Value:
     """Read the value.
 
     Raises:
-        StoreRefused: it is somebody else's.
+        StoreRefused: it belongs to another program.
     """
     try:
         value = _decode(raw)

@@ -4,10 +4,10 @@ The names are torchrun's: `static` and `embedded` mean a store in one of the age
 `etcd-v2` both mean etcd v3; `c10d` means torch's TCPStore. Any other name is looked up among the
 entry points of the group `rankwise.stores`: a function with the arguments of `open_store`.
 
-Nothing is asked of anybody yet. A server that this process must be itself listens already, if its
-endpoint is an address; one at a name, and torch's store, which can only be made by waiting for its
-server, are opened by the first call. Settings are texts, as `--rdzv-conf` has them, in our spelling
-or in torch's; `store_settings.py` lists them.
+Nothing is sent yet. A server that this process must be itself listens already, if its endpoint is
+an address; one at a name, and torch's store, which can only be made by waiting for its server, are
+opened by the first call. Settings are texts, as `--rdzv-conf` has them, in our spelling or in
+torch's; `store_settings.py` lists them.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Trying again until somebody answers, with a deadline, pauses that grow, and a way out.
+"""Trying again until a server answers, with a deadline, pauses that grow, and a way out.
 
 A client of a store asks, fails, and asks the next server or the same one once more. Pauses between
-attempts are waits for the client's being closed, so nobody sleeps through that.
+attempts are waits for the client's being closed, so no sleep delays that.
 """
 
 from collections.abc import Iterator
@@ -72,5 +72,5 @@ def describe(error: BaseException) -> str:
     if isinstance(error.__cause__, OSError):
         return describe(error.__cause__)
     text = str(error) or type(error).__name__
-    # Where in Python's source that is, helps nobody.
+    # Where in Python's source that is does not help users.
     return text.partition(": ")[2] if text.startswith("_ssl.c:") else text

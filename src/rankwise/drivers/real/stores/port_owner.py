@@ -27,7 +27,7 @@ STRANGER_PATIENCE_S = 10.0
 
 
 class PortOwner(NamedTuple):
-    """Who listens: of another user's process only that user is known."""
+    """The process that listens: of another user's, only the user is known."""
 
     user: str
     pid: int | None = None
@@ -53,7 +53,7 @@ def port_owner(port: int) -> PortOwner | None:
 def refuse_stranger(host: str, port: int) -> None:
     """Raise `StoreRefused` if a process of this machine listens there that is no agent.
 
-    It is for one who could not bind the port, and whom nobody has greeted there.
+    For a process that could not bind the port, and got no greeting there.
     """
     owner = port_owner(port)
     if owner is not None and not owner.is_rankwise:

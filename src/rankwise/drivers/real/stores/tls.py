@@ -1,4 +1,4 @@
-"""TLS between those who share the run's token: nobody else is let in, or can read.
+"""TLS between processes that share the run's token: no other is let in, or can read.
 
 How both sides prove to each other that they know the token depends on the Python, not on the user:
 
@@ -89,7 +89,7 @@ def client_context(token: bytes) -> ssl.SSLContext:
 def server_context(token: bytes) -> ssl.SSLContext:
     """For who is connected to."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, token)
-    context.num_tickets = 0  # nobody resumes, and an idle client takes any byte for the end
+    context.num_tickets = 0  # sessions are not resumed; an idle client takes any byte for the end
     if has_psk():
         key = _psk(token)
         context.set_psk_server_callback(  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ def _context(protocol: int, token: bytes) -> ssl.SSLContext:
     """What both sides have in common.
 
     A certificate is asked for, of a server by its client at least. Where there are pre-shared keys
-    none is sent, and one that is sent is refused, since no authority is trusted: else anybody in
+    none is sent, and one that is sent is refused, since no authority is trusted: else a process in
     between could take part in TLS with a certificate of its own.
     """
     context = ssl.SSLContext(protocol)

@@ -1,9 +1,9 @@
 """A certificate that only those can use, and check, who know the run's token.
 
 Its key (Ed25519) follows from the token, and so does all the rest: every node makes the same one,
-and trusts no other. It has no time of its own, for the nodes' clocks may differ: who ends a run
-ends its token. Who has seen the certificate can try tokens on it, as on any proof of knowing one;
-so a token has to be random, and the run's id is none.
+and trusts no other. It has no time of its own, for the nodes' clocks may differ: the end of a run
+ends its token. A reader of the certificate can try tokens on it, as on any proof of knowing one; so
+a token has to be random, and the run's id is none.
 """
 
 import hmac

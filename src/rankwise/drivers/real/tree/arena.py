@@ -1,7 +1,7 @@
 """The arena: memory of a worker process and all its descendants, at the same addresses.
 
 One anonymous, shared, sparse mapping, made before anything is forked. It takes addresses, not
-memory: pages appear when somebody touches them, also those that are given out long after the fork,
+memory: pages appear when they are first touched, also those that are given out long after the fork,
 and they are the same for all. It has no name, so nothing of it can be left behind.
 
     callables    for each number where its pickle lies: u64 offset, u64 length
@@ -81,7 +81,7 @@ class ArenaExhausted(TreeError, MemoryError):
 
 
 class Arena:
-    """The mapping; made by the worker process, inherited by everybody beneath it."""
+    """The mapping; made by the worker process, inherited by its descendants."""
 
     def __init__(self, layout: ArenaLayout) -> None:
         if layout.rest + (1 << 30) > SIZE:
@@ -140,7 +140,7 @@ class Arena:
             self.memory.madvise(_REMOVE, begin, end - begin)
 
     def close(self) -> None:
-        """Unmap it here, unless somebody still looks at it through a buffer; twice is once."""
+        """Unmap it here, unless a buffer still refers to it; twice is once."""
         self._anchor = None
         try:
             self.memory.close()
@@ -151,3 +151,44 @@ class Arena:
 
 def _page_up(count: int) -> int:
     return -(-count // PAGE) * PAGE
+
+
+class TaskFrames:
+    """A frame per slot of the ring, in memory that children share.
+
+    Args:
+        memory: the arena's.
+        start: where the frame of slot 0 is.
+    """
+
+    def __init__(self, memory: memoryview, start: int) -> None:
+        self._memory = memory
+        self._start = start
+
+    def write(self, slot: int, body: bytes) -> None:
+        """Write a task's arguments.
+
+        Raises:
+            ConfigError: they are too long.
+        """
+        if len(body) > FRAME_BYTES - FRAME_HEAD.size:
+            raise TreeValueError(
+                f"a task's arguments take {format_bytes(len(body))}, and a frame has "
+                f"{format_bytes(FRAME_BYTES)}",
+                hint="put what is long into a tensor",
+            )
+        place = self._start + slot * FRAME_BYTES
+        FRAME_HEAD.pack_into(self._memory, place, len(body), 0)
+        place += FRAME_HEAD.size
+        self._memory[place : place + len(body)] = body
+
+    def set_clock(self, slot: int, clock: int) -> None:
+        """Say at which simulated instant the task may begin."""
+        place = self._start + slot * FRAME_BYTES
+        length = FRAME_HEAD.unpack_from(self._memory, place)[0]
+        FRAME_HEAD.pack_into(self._memory, place, length, clock)
+
+    def left(self, slot: int, length: int) -> bytes:
+        """What the task has left there."""
+        place = self._start + slot * FRAME_BYTES
+        return bytes(self._memory[place : place + length])

@@ -1,7 +1,7 @@
 """The loop of a child: take a word, do it, tell it.
 
 The child counts the task words that it has begun and done where the worker process can read it when
-the child is dead. What the counts promise (see `core.tree.machine`):
+the child is dead. Promises of the counts (see `core.tree.machine`):
 
 - a success may be counted and told later, together with others: it is not lost if the child dies;
 - a failure and a return are told first and counted then: a reader of the count finds the word.
@@ -76,7 +76,7 @@ class Role(Protocol):
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Hear that a task has raised, before the worker process does."""
+        """Note that a task has raised, before the worker process does."""
         ...
 
     def loss(self) -> str:
@@ -144,7 +144,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
         counters = memoryview(ends.arena.memory)[ends.arena.layout.counter(ends.index) :][:16]
         begun, done = counters.cast("Q")
         if done == begun and begun:
-            # Or it would have completed, as far as anybody can see.
+            # Or it would seem to have completed.
             counters.cast("Q")[1] = begun - 1
         raise _CutOff from error
 
@@ -165,7 +165,7 @@ def _serve(role: Role, ends: ChildEnds) -> None:
     deferred: list[int] = []
     begun = epoch = 0
     copies: list[int] = []
-    """Who this process is, if it was forked in a task: to look here is cheaper than to ask."""
+    """The worker that this process is, if it was forked in a task: looking here is cheap."""
     os.register_at_fork(after_in_child=lambda: copies.append(os.getpid()))
 
     def tell_deferred() -> None:
@@ -217,7 +217,7 @@ def _serve(role: Role, ends: ChildEnds) -> None:
         except BaseException as error:  # noqa: BLE001  # the worker process raises it
             if copies:
                 _end_copy(error)
-            raised_at = now()  # before others can hear of it, and raise for it
+            raised_at = now()  # before others can know of it, and raise for it
             if deferred:
                 tell_deferred()
             role.failed(error)

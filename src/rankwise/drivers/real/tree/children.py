@@ -98,7 +98,7 @@ _KILL_PATIENCE = Duration(SECOND // 2)
 _now: Callable[[], Any] = time.monotonic_ns
 _CUT_OFF = "ended, since its task has closed descriptors that it did not open"
 _FRAMES_TO_INIT = 7
-"""From the warning to who has called `Worker.init`."""
+"""From the warning to the caller of `Worker.init`."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -382,7 +382,7 @@ class Children:
         send(self._orders, (name, child, *details))
 
     def continue_fork_server(self) -> None:
-        """Let the fork server go on if somebody has stopped it, so that it tells who has ended."""
+        """Let a stopped fork server go on, so that it tells which children have ended."""
         with suppress(ProcessLookupError):
             os.kill(self._fork_server, signal.SIGCONT)
 
@@ -500,7 +500,7 @@ class Children:
             # Closing would not do: whatever was forked meanwhile, another tree, has a copy of it.
             self._orders.shutdown(socket.SHUT_RDWR)
             with closing(Descriptor(os.pidfd_open(pid))) as pidfd:
-                os.kill(pid, signal.SIGCONT)  # somebody may have stopped it
+                os.kill(pid, signal.SIGCONT)  # it may be stopped
                 patience = Duration(max(0, deadline - _now()) + _KILL_PATIENCE)
                 has_ended = wait_readable(pidfd.number, patience)
         finally:  # a Ctrl-C in the middle leaves nothing behind either

@@ -4,7 +4,7 @@ It has no thread of its own: it runs in its caller's. Completions are read witho
 32nd submission, and with waiting while there is no room, during commands, and at the
 end of a run. Then it sleeps in one `read`, or in `poll` when there is a deadline.
 
-What raises in the middle of any of this would part the graph from the children, so signal handlers
+An exception in the middle of any of this would part the graph from the children, so signal handlers
 wait meanwhile (see `drivers.real.interrupts`). They run, and may raise, in the user's function, at
 the end of each call that it makes, and in every wait, when all that was read has been taken in.
 """
@@ -41,19 +41,18 @@ from rankwise.core.tree.vocabulary import (
     GraphSpec,
     GroupSubmitted,
     Recall,
-    Recalled,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
+    SlotsRecalled,
     Stimulus,
     TaskSubmitted,
 )
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.interrupts import HandlerGate, gate_here
 from rankwise.drivers.real.journal import FileJournal
-from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout, TaskFrames
 from rankwise.drivers.real.tree.children import Children, ChildSpec
-from rankwise.drivers.real.tree.frames import TaskFrames
 from rankwise.drivers.real.tree.pipe_protocol import (
     AHEAD,
     ANSWERED,
@@ -174,7 +173,7 @@ class TreeEngine:
         self._answers: dict[int, Report] = {}
         """What children have told in report files that was no task's."""
         self._deaths: dict[int, str] = {}
-        """Children that have ended since somebody began to wait for them."""
+        """Children that have ended since the wait for them began."""
         self._programs = ProgramRuns(self.children, self._deaths, self._on_words, self._check_alive)
 
     def start(self) -> None:
@@ -446,7 +445,7 @@ class TreeEngine:
 
         Raises:
             WorkerDied: a child has ended.
-            TimeoutError: the deadline has passed. Who was not done is killed.
+            TimeoutError: the deadline has passed. A child that was not done is killed.
             Exception: whatever the first child raised.
         """
         with self.gate().closed():
@@ -517,7 +516,7 @@ class TreeEngine:
         if taken:
             # The child may hold back what it has to tell, in the belief that these would follow.
             self.children.send(child, [*others, FLUSH])
-        self._tell(Recalled(child, slots))
+        self._tell(SlotsRecalled(child, slots))
 
     def _wait(self) -> None:
         """Sleep until something has happened.
@@ -557,7 +556,7 @@ class TreeEngine:
                 ends.append(word)
                 continue
             if ends:
-                # They come first, also because a dead child's last words must be heard before.
+                # They come first, also because a dead child's last words must be handled before.
                 self._tell(self._ends(ends))
                 ends = []
             self._on_child_message(kind, word)

@@ -3,8 +3,8 @@
 It has one thread and the program's memory as it was in `init()`, so children can be forked from it
 at any time, successors of dead ones included, with the same closures. It makes and reaps them as
 guardian and fork server of a gang do theirs (`hosting.spawn_loop`), is a child subreaper as well,
-and kills all its descendants when the worker process ends or closes the orders. If somebody has
-stopped it, an order continues it, and so does the end of the worker process.
+and kills all its descendants when the worker process ends or closes the orders. If it is stopped,
+an order continues it, and so does the end of the worker process.
 
 Only what it has to say goes another way than theirs: into the completion pipe, in order with the
 words of its children. `ENDED` has the exit code, minus the signal; `NOT_STARTED` comes when the
@@ -93,7 +93,7 @@ def _settle_in(unneeded_fds: Sequence[int]) -> None:
     _forget_handlers()
     for fd in unneeded_fds:
         os.close(fd)
-    # What is old now stays as it is: the collector would write to every page of it.
+    # Old objects stay as they are: the collector would write to every page of it.
     gc.freeze()
 
 

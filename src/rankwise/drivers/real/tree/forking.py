@@ -5,7 +5,7 @@ and others) keep their idle threads together with the thread for which they have
 that thread believes that they are there, and waits for them for ever. A new thread has none, so its
 copy starts threads of its own when it needs them. OpenBLAS, under numpy, sees to it itself.
 
-What has threads that work for the whole process is another matter: its copy has nobody who works.
+A library whose threads work for the whole process is another matter: its copy has no such thread.
 Such threads have names; those of OpenMP and OpenBLAS have the process's.
 """
 

@@ -1,4 +1,4 @@
-"""On which processors a worker and its children run, for who asks for it.
+"""On which processors a worker and its children run, if that is asked for.
 
 Where the kernel puts two processes that take turns is its own choice, and waking a processor that
 sleeps takes several times as long as the turn itself. Beside its parent, on the same processor, a

@@ -21,7 +21,7 @@ class ProgramRuns:
 
     Args:
         children: the processes.
-        deaths: who of them has ended, and how, since the run began.
+        deaths: the children that have ended, and how, since the run began.
         on_words: takes in the words that they send.
         check_alive: raises `WorkerDied` if a child has ended.
     """

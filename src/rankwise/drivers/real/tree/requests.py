@@ -60,7 +60,7 @@ class ChildRequests:
         self._kill = kill
         self._calls = 0
         self._ends: dict[int, Deliver | GiveUp | None] = {}
-        """How the calls that somebody waits for have ended."""
+        """How the calls that are waited for have ended."""
         self._door: Door[Stimulus, Effect] = Door(f"requests of {name}", Requests(name), journal)
 
     def call(self, body: bytes) -> int:
@@ -88,18 +88,18 @@ class ChildRequests:
         self._ends.pop(call, None)
 
     def on_answer(self, length: int) -> None:
-        """Hear that an answer lies in the frame."""
+        """Handle the answer that lies in the frame."""
         self.on_answer_bytes(self._frame[:length])
 
     def on_answer_bytes(self, data: bytes | memoryview) -> None:
-        """Hear an answer."""
+        """Handle an answer."""
         try:
             self._tell(AnswerArrived(decode_frame(data)))
         except MailboxCorrupt as error:
             self._tell(ChannelBroke(str(error)))
 
     def on_child_ended(self, how: str) -> None:
-        """Hear that no answer will come."""
+        """Handle the end of a child: no answer will come."""
         self._tell(PeerEnded(f"it {how}"))
 
     def _tell(self, stimulus: Stimulus) -> None:

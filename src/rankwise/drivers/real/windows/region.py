@@ -119,8 +119,8 @@ class WindowRegion:
     ) -> Self:
         """Make a region in shared memory that the caller has, `region_bytes` long, at `offset`.
 
-        What was there before does not matter; the windows are not cleared. The memory stays the
-        caller's, who keeps it mapped as long as anybody uses the region.
+        The former contents do not matter; the windows are not cleared. The memory stays the
+        caller's, who keeps it mapped as long as the region is used.
 
         Raises:
             ConfigError: a count or a size is out of range, or there is too little room.
@@ -139,7 +139,7 @@ class WindowRegion:
 
     @classmethod
     def find(cls, memory: mmap, offset: int) -> Self:
-        """The region that somebody has placed at `offset` of memory that both share."""
+        """The region that another process has placed at `offset` of memory that both share."""
         end = offset + IDENTITY.size
         if offset < 0 or offset % PAGE or end > len(memory):
             raise TreeValueError(f"there is no region of windows at offset {offset}")
@@ -148,7 +148,7 @@ class WindowRegion:
 
     @classmethod
     def attach(cls, fd: int) -> Self:
-        """The region in a memfd that somebody else made; the descriptor becomes this object's.
+        """The region in a memfd of another process; the descriptor becomes this object's.
 
         Raises:
             ConfigError: the descriptor is something else, or from another release. It stays open.
@@ -300,7 +300,7 @@ class WindowRegion:
         self._doorbells = []
         self.segment.close()
         if self._memory is not None and self.fd is not None:
-            with suppress(BufferError):  # somebody holds an array in it
+            with suppress(BufferError):  # an array refers to it
                 self._memory.close()
         self._memory = None
         if self.fd is not None:

@@ -5,21 +5,17 @@ rank adds to a word of its own, and the value of a signal is a sum:
 
     value = base + what rank 0 has added + what rank 1 has added + …      (modulo 2**64)
 
-- `add` stores the sender's own word: it has one writer, and no count is lost.
-- `set` stores the base, chosen so that the sum is the value wanted. The base has many writers, but
-  none of them reads it first: as with any plain variable, the last one wins. An `add` that races
-  with a `set` counts either on top of it or not at all, as if it had come after or before.
-- `value` reads the row until it reads the same twice. What was added only grows, so the row then
-  stood like that at one instant: sums that never were are not seen, and `eq` may be trusted.
+- `add` stores the sender's own word.
+- `set` stores the base, chosen so that the sum is the value wanted. An `add` that races with a
+  `set` counts either on top of it or not at all, as if it had come after or before.
+- `value` reads the row until it reads the same twice: `eq` may be trusted.
 
-After its store, the sender counts up the receiver's doorbell in the kernel, which is a full
-barrier and wakes sleepers in the same breath. The receiver reads the doorbell *before* it looks at
-the signal, and the kernel lets it sleep only while the doorbell still shows that. So either it
-sees the signal, or the ring comes after its look and it does not sleep: no wake-up is lost, though
-there is no lock. A sender that dies between store and ring leaves a receiver asleep; its death
-rings as well, and then the value is looked at before the death.
+After its store, the sender counts up the receiver's doorbell in the kernel, which is a full barrier
+and wakes sleepers in the same breath. A sender that dies between store and ring leaves a receiver
+asleep; its death rings as well, and then the value is looked at before the death.
 
-Who marks a rank dead, or leaves, tells it in the same order: first the fact, then all doorbells.
+A rank that marks another one dead, or leaves, tells it in the same order: first the fact, then all
+doorbells.
 
 Data that a sender has copied before it signals is visible to all that have seen the signal: x86-64
 keeps stores in order and loads too; elsewhere `fence` stands between data and signal on both sides.
@@ -102,7 +98,7 @@ class SignalBoard:
         own = self._row(to, signal) + 1 + self._rank
         doorbell = self._doorbells[to]
         doorbell.fence()
-        with self._adding:
+        with self._adding:  # its only writer: no count is lost
             self._cells[own] = self._cells[own] + value & _MASK
         doorbell.add_and_wake()
 
@@ -111,6 +107,8 @@ class SignalBoard:
         row = self._row(to, signal)
         doorbell = self._doorbells[to]
         doorbell.fence()
+        # Many ranks write the base, and none reads it first: as of any plain variable, the last
+        # wins.
         self._cells[row] = value - sum(self._snapshot(row)[1:]) & _MASK
         doorbell.add_and_wake()
 
@@ -138,6 +136,8 @@ class SignalBoard:
         row = self._row(self._rank, signal)
         has_slept = False
         while True:
+            # Before the look at the signal: a ring that comes after it changes the doorbell, and
+            # the kernel lets this rank sleep only while it shows `seen`. So no wake-up is lost.
             seen = doorbell.look()
             value = sum(self._snapshot(row)) & _MASK
             if is_reached(value):
@@ -153,6 +153,8 @@ class SignalBoard:
         return (receiver * self._signal_count + signal) * self._row_words
 
     def _snapshot(self, row: int) -> list[int]:
+        # The sums of ranks only grow: a row that reads the same twice stood like that at one
+        # instant, and a sum that never was is not seen.
         load = self._cells[row : row + self._row_words].tolist
         once = load()
         while (again := load()) != once:

@@ -2,8 +2,8 @@
 
 A pidfd becomes readable when its process ends, so watching costs nothing until then. Three ways:
 
-- Somebody with a selector of his own registers `fileno()`, and calls `look` when it is readable.
-- Somebody with nothing else to do calls `wait`.
+- A caller with a selector of its own registers `fileno()`, and calls `look` when it is readable.
+- A caller with nothing else to do calls `wait`.
 - Ranks that have no common parent watch each other: `start_thread` waits in a thread that ends
   with the process. A process with threads must not be forked, so this is for ranks that do not.
 

@@ -4,12 +4,12 @@ Two ways lead here: an interpreter of the worker's own, which was given `boot.py
 it was compiled, and the fork server, in a fork. All make `__main__` as new, put `sys.argv` and
 `sys.path` in order and run the program in it. The program must not be able to tell. In particular
 no frame of ours shows in a traceback: this code stands at the bottom of the stack, so its frames
-are the first of a traceback and are dropped before anybody sees it.
+are the first of a traceback and are dropped before it is shown.
 
-**Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal
-and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, and as torch's
-error file when one is asked for, *before* `sys.excepthook` is called, and not by means of it:
-programs that replace the hook are heard as well, and their hooks still work.
+**Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal and
+on `STACKS_SIGNAL`. An uncaught exception is written as a record, and as torch's error file when one
+is asked for, *before* `sys.excepthook` is called, and not by means of it: programs that replace the
+hook are covered as well, and their hooks still work.
 
 Without a report pipe the program runs all the same, without reports.
 
@@ -102,7 +102,7 @@ class Reporter:
     """A worker's end of its report pipe."""
 
     def __init__(self, report_fd: "int | None") -> None:
-        """Report to this descriptor, or to nobody."""
+        """Report to this descriptor; None: nowhere."""
         self._fd = report_fd
         self._pid = os.getpid()
         self._reported: BaseException | None = None
@@ -113,7 +113,7 @@ class Reporter:
         """Send stacks to the report pipe from now on; say so, and who we are."""
         if self._fd is None:
             return
-        # Who asked Python for stacks on stderr has asked before us, and gets them there.
+        # A program that asked Python for stacks on stderr did so before us, and gets them there.
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self._fd, all_threads=True)
         # This comes back when the interpreter ends and lets go of the signal; by default it would
@@ -152,7 +152,7 @@ class Reporter:
             while questions := os.read(fd, 4096):
                 self._tell_recorded(questions[-1], recorded)
         except OSError:
-            pass  # nobody asks on such a descriptor
+            pass  # such a descriptor is never asked on
 
     def _tell_recorded(self, ask: int, recorded: "Callable[[], str]") -> None:
         try:
@@ -163,7 +163,7 @@ class Reporter:
             self._write(f'{{"kind": "recorded", "ask": {ask}, "groups": {groups}}}')
 
     def tell_last_recorded(self) -> None:
-        """Send, unasked, what the recorder has: nobody may be here to answer later."""
+        """Send, unasked, what the recorder has: later this process may be unable to answer."""
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
@@ -178,7 +178,7 @@ class Reporter:
             self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}, "place": {place}}}')
 
     def report(self, error: BaseException) -> None:
-        """Tell of an exception that nobody has caught; of the same one only once.
+        """Report an uncaught exception; the same one only once.
 
         Its traceback loses our frames. A process that the program has forked has nothing to
         report: it is not the worker.
@@ -278,8 +278,8 @@ def run_as_started() -> None:
 def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
     """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
-    What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
-    functions is. A file that somebody has left open there would lose what was written to it. So
+    A module that is set aside is not taken apart at the interpreter's end if it is a cycle, as a
+    module with functions is. A file that was left open there would lose what was written to it. So
     nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
     log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
     name in one of them another value.
@@ -415,7 +415,8 @@ class _CallFinder:
             sys.modules.setdefault(_CALL_RING, ring)
             ring = sys.modules[_CALL_RING]
             ring.tell_when_begun(self._tell)
-            _worker_module("torch_calls").enter_calls(module, ring, self)
+            digest_of = _own_module("core", "matching", "call_digest").digest_of
+            _worker_module("torch_calls").enter_calls(module, ring, digest_of, self)
         except Exception as error:  # noqa: BLE001 - a torch that we do not know: the program goes on
             self.tell_ledger_is_off(f"is unknown to rankwise ({type(error).__name__}: {error})")
 
@@ -493,7 +494,7 @@ def _yield_to_threads_of_torch() -> None:
     "terminate called without an active exception", in two of five runs of a program whose DDP
     model is a global name.
     """
-    # The thread is gloo's own. What helps is to be without the interpreter for longer than a thread
+    # The thread is gloo's own. It helps to be without the interpreter for longer than a thread
     # needs to take it.
     time.sleep(0.002)  # why: nothing tells whether such a thread is still about to ask
 
@@ -523,7 +524,7 @@ def run_to_code(
     except SystemExit as ending:
         code = _exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
-        # What rankwise raises in a simulated rank may have an exit code of its own.
+        # An exception of rankwise in a simulated rank may have an exit code of its own.
         code, uncaught = getattr(error, "rankwise_exit_code", 1), error
     if uncaught is not None:  # shown here, and not above, or it would become the context of another
         _show(uncaught)
@@ -540,8 +541,8 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
 def _time_of(error: BaseException) -> "tuple[int, int]":
     """Return when it was raised: now, but of one that `rankwise.recover` has held back before.
 
-    What a program dies of soon after it has destroyed torch's groups, by `finally` say, explains
-    what its peers raised meanwhile, so it counts from then on.
+    An exception soon after a program has destroyed torch's groups, by `finally` say, explains what
+    its peers raised meanwhile, so it counts from then on.
     """
     noted: tuple[int, int] | None = getattr(error, "_rankwise_raised_at", None)
     now, left_at = time.monotonic_ns(), _call_finder.left_at
@@ -764,9 +765,14 @@ def _function() -> "ModuleType":
 
 
 def _worker_module(name: str) -> "ModuleType":
-    """Load a file beside this one by its path: rankwise may not be installed where this runs."""
-    module = type(_files)(f"rankwise-{name}")
-    location = os.path.join(_OUR_DIRECTORY, "worker", f"{name}.py")
+    """Load a file beside this one."""
+    return _own_module("drivers", "real", "worker", name)
+
+
+def _own_module(*parts: str) -> "ModuleType":
+    """Load a file of rankwise by its path: it may not be installed where this runs."""
+    module = type(_files)(f"rankwise-{parts[-1]}")
+    location = os.path.join(_PACKAGE, *parts) + ".py"
     _files.SourceFileLoader(module.__name__, location).exec_module(module)
     return module
 
@@ -1007,8 +1013,8 @@ def _write_error_file(
 ) -> None:
     """Write torch's error file, all of it or nothing.
 
-    What torch's `record` has written about this exception stays: it may say more. So does what it
-    has copied for a launcher inside this worker, whose own exception says less.
+    The text of torch's `record` about this exception stays: it may say more. So does what it has
+    copied for a launcher inside this worker, whose own exception says less.
     """
     try:
         with open(path, encoding="ascii", errors="replace") as file:

@@ -1,6 +1,6 @@
 """A rank's call record, in memory that its agent reads whatever the rank does.
 
-It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
+It lies behind the buffers of the segment: an *area* per worker, its only writer:
 
     head     64 bytes: the process that writes, how many groups, how many entries, how many entries
              plus one there were when the rank was done, how many of them are waits, how often
@@ -10,12 +10,10 @@ It lies behind the buffers of the segment: an *area* per worker, which nobody el
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
     sections what `rankwise.drivers.real.section_ring` keeps there
 
-A call costs one entry: four words, and its *stamp*, which is made once for each line and shape, and
-stored only where the entry has held another one. A stamp tells what is called field by field
-(`signature_text`): readers parse no sentence. Who waits for the handle of a call enters that wait
-as well, with the number of the call. An entry's sequence number is stored after its stamp, so a
-reader that leaves out the oldest entry never sees half of one. Numbers come from counters that
-threads may share.
+A call costs one entry: four words, and its *stamp*, which is made once for each line and shape. A
+stamp tells what is called field by field (`signature_text`): readers parse no sentence. A rank that
+waits for the handle of a call enters that wait as well, with the number of the call. Numbers come
+from counters that threads may share.
 
 This file runs in whatever interpreter the user chose, from Python 3.9 on, and is loaded when a
 program first imports torch.distributed or makes calls of `rankwise.collectives`: see
@@ -143,6 +141,8 @@ class CallRing:
             self._memory[at + _STAMP_AT : at + ENTRY_BYTES] = stamp
             self._stamps[index] = stamp
         words = self.words
+        # The sequence number after the stamp: a reader that leaves out the oldest entry never sees
+        # half of one.
         if group is None:
             _pack_call(self._memory, at, sequence, 0, _now(), WAITING)
         else:

@@ -19,7 +19,6 @@ import functools
 import os
 import sys
 import time
-import zlib
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
@@ -38,7 +37,7 @@ WORLD_NAMES_NEEDED = ("default_pg", "pg_group_ranks", "pg_names")
 """Of `distributed_c10d` and of its `_world`."""
 _KNOWN_MAX = 1024
 _NOWHERE = 1 << 20
-_OF_ONE_SIZE = (
+OF_ONE_SIZE = (
     "all_reduce",
     "broadcast",
     "reduce",
@@ -72,8 +71,8 @@ _COLLECTIVES = (
 )
 _MESSAGES = {"send": "to", "recv": "from"}
 _TENSORS = ("tensor", "input", "input_tensor", "output", "input_list", "input_tensor_list")
-_ROOTS = (("src", "from"), ("dst", "to"), ("group_src", "from"), ("group_dst", "to"))
-_TO_OR_FROM_RANK_0 = {"gather": " to rank 0", "scatter": " from rank 0"}
+_ROOTS = ("src", "dst", "group_src", "group_dst")
+_OF_RANK_0 = ("gather", "scatter")
 """Where no root is named, and other ranks may name it."""
 
 _OPERATIONS_OF_RECORDER = {
@@ -99,8 +98,13 @@ _SAMPLED_MAX = 128
 """Latest calls of a group that are told of: in full, and for lateness and the record of the run."""
 
 
-def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:
-    """Let calls of this module's functions be entered.
+def enter_calls(
+    c10d: "ModuleType",
+    ring_module: "ModuleType",
+    digest_of: "Callable[..., int]",
+    reporter: "Any",
+) -> None:
+    """Let calls of this module's functions be entered, each with its `core.matching.digest_of`.
 
     `reporter` is told of the recorder once there is a process group, and when these are destroyed.
     It is also told why calls cannot be entered, where torch is another than we know.
@@ -110,7 +114,7 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         reporter.tell_ledger_is_off(f"has no {', '.join(missing)}")
         return
     ring_module.ring_of_process()  # a rank without a call yet has come to none
-    groups = _TorchGroups(c10d, ring_module, reporter)
+    groups = _TorchGroups(c10d, ring_module, digest_of, reporter)
     for name in _COLLECTIVES:
         own = _OPERATIONS.get(name, name)
         function = getattr(c10d, own, None) or getattr(c10d, name, None)
@@ -258,19 +262,10 @@ def _operation_of(entry: "Any") -> "tuple[str, Any, str]":
 
 
 def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
-    operation, _, dtype = _operation_of(entry)
-    sizes = entry["input_sizes"] or entry["output_sizes"]
-    match = [operation, dtype]
-    if operation in _OF_ONE_SIZE and sizes:
-        elements = 1
-        for size in sizes[0]:
-            elements *= size
-        match.append(str(elements))
     return {
         "begun_at": entry["time_created_ns"] - wall_offset,
         "number": entry["collective_seq_id"],
         "signature": _signature_of(entry),
-        "match": zlib.crc32("|".join(match).encode()),
         # NCCL's watchdog retires calls a while after the GPU has completed them.
         "is_over": entry["retired"] or entry["state"] == "completed",
     }
@@ -279,8 +274,15 @@ def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
 class _TorchGroups:
     """Torch's process groups as the ring knows them."""
 
-    def __init__(self, c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:
+    def __init__(
+        self,
+        c10d: "ModuleType",
+        ring_module: "ModuleType",
+        digest_of: "Callable[..., int]",
+        reporter: "Any",
+    ) -> None:
         self.ring_module = ring_module
+        self.digest_of = digest_of
         self._c10d = c10d
         self._reporter = reporter
         self.handles = _CallHandles(ring_module)
@@ -539,7 +541,7 @@ class _Entered:
         async_at, tensor_at = self._place_of("async_op"), self._place_of(self._tensor)
         tensor_name = self._tensor or ""
         has_tensor = bool(tensor_name) and not tensor_name.endswith("_list")
-        roots = [name for name, _ in _ROOTS if name in self._names]
+        roots = [name for name in _ROOTS if name in self._names]
         root_name, other_root_name = (*roots, "", "")[:2]
         root_at, other_root_at = self._place_of(root_name), self._place_of(other_root_name)
 
@@ -631,34 +633,31 @@ class _Entered:
         """Return a call as it is entered, and what all members must agree on."""
         group = self._argument("group", args, kwargs)
         tensor = self._argument(self._tensor, args, kwargs)
-        match, peer, root_number = [self._name], -1, None
+        peer, root_number = -1, None
         reduction = ""
         if "op" in self._names:
             op = self._argument("op", args, kwargs)
             kind = getattr(op, "op", op)  # of `ReduceOp(ReduceOp.SUM)`, which has an address
             reduction = "sum" if op is None else str(kind).rpartition(".")[2].lower()
-            match.append(reduction)
-        root_text = ""
-        for name, way in _ROOTS:
+        for name in _ROOTS:
             root = self._argument(name, args, kwargs)
             if root is not None:
                 of_group = name.startswith("group")
                 peer = self._groups.rank_of(group, root) if of_group else int(root)
                 root_number = peer
-                root_text = f" {way} rank {peer}"
-        if not root_text and self._name in _TO_OR_FROM_RANK_0:
-            root_text, root_number = _TO_OR_FROM_RANK_0[self._name], 0
-        match.append(root_text)
-        dtype = getattr(tensor, "dtype", None)
-        match.append(str(dtype))
-        if tensor is not None and self._is_of_one_size(group):
-            match.append(str(tensor.numel()))
+        if root_number is None and self._name in _OF_RANK_0:
+            root_number = 0
+        agreed: list[tuple[tuple[int, ...] | None, str]] = []
+        if getattr(tensor, "dtype", None) is not None:
+            count = (tensor.numel(),) if self._is_of_one_size(group) else None
+            agreed.append((count, _dtype_of(tensor)))
+        root = -1 if root_number is None else root_number
         tag = self._argument("tag", args, kwargs) if self._way else 0
         lists, forms = _forms_of(tensor)
         ring_module = self._groups.ring_module
         stamp: bytes = ring_module.stamp_of(
             None if self._way else entered,
-            zlib.crc32("|".join(match).encode()),
+            self._groups.digest_of(self._name, reduction, root, agreed),
             ring_module.signature_text(
                 self._name, reduction, root_number, int(tag or 0), lists, forms
             ),
@@ -671,7 +670,7 @@ class _Entered:
         """Return whether members must come with as many elements."""
         if self._name in _OF_ONE_SIZE_IN_GLOO:
             return self._groups.backend_of(group) == "gloo"
-        return self._name in _OF_ONE_SIZE
+        return self._name in OF_ONE_SIZE
 
 
 def _remember(known: "dict[Any, Any]", key: "Any", value: "Any") -> None:
@@ -695,4 +694,8 @@ def _forms_of(tensor: "Any") -> "tuple[list[int], list[tuple[tuple[int, ...], st
         tensor = tensor[0] if tensor else None
     if tensor is None:
         return lists, []
-    return lists, [(tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2])]
+    return lists, [(tuple(tensor.shape), _dtype_of(tensor))]
+
+
+def _dtype_of(tensor: "Any") -> str:
+    return str(tensor.dtype).rpartition(".")[2]

@@ -14,14 +14,15 @@ machines but the words in which they write.
 - A node that is admitted to a round runs in it within a few leases, unless it died or the round
   ended.
 - One run is current at a time under one id: another is founded only when the one before is closed
-  or led by nobody, and no worker starts while one of an earlier run lives. Who took part in a run
-  that is over begins nothing more in it; and who took part in a run that the store has forgotten
-  takes part in no other. So a run that a newcomer begins in an empty store ends as it may.
-- Who is asked to stop is gone a grace later, and the few answers of the store that its last words
-  wait for; whatever it was doing, and whether or not anybody hears it.
+  or has no leader, and no worker starts while one of an earlier run lives. A node that took part in
+  a run that is over begins nothing more in it; and one that took part in a run that the store has
+  forgotten takes part in no other. So a run that a newcomer begins in an empty store ends as it
+  may.
+- A node that is asked to stop is gone a grace later, and the few answers of the store that its last
+  words wait for; whatever it was doing, and whether or not the others read them.
 - No node takes part in a job other than the one that it brings: another program, another budget.
 - When the agent that serves the store is lost, all others that took part end within their leases.
-- What a run leaves in the store vanishes when it had no leader for the life of its lease.
+- The keys of a run vanish when it had no leader for the life of its lease.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
   first.
@@ -277,7 +278,7 @@ class ClusterChecker:
             if old.is_failure and not spent and not lost:
                 self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
         records = RoundRecords(new, self._now(), frozenset(new.members))
-        # The leader hears of what is written to the store a little later.
+        # The leader reads what is written to the store a little later.
         records.member_vanished = not records.members <= self._nodes
         records.had_newcomer = not self._nodes <= records.members
         self.rounds[new.number] = records
@@ -356,7 +357,7 @@ class ClusterChecker:
         return Duration(config.lease_ttl + 4 * config.request_timeout + 3 * SECOND)
 
     def judge_orphans(self, nodes: Iterable[SimulatedNode], lost_at: Instant) -> None:
-        """Long enough after the loss of a store: who had taken part has ended."""
+        """Long enough after the loss of a store: the nodes that had taken part have ended."""
         for node in nodes:
             if node.is_up and self._run_of.get(node.node_id) is not None:
                 waited = format_duration(between(lost_at, self._now()))
@@ -384,7 +385,7 @@ class ClusterChecker:
 
     @property
     def admission_patience(self) -> Duration:
-        """Within which a member must have heard that it is one."""
+        """Within which a member must have learned that it is one."""
         config = self._plan.rendezvous
         return Duration(4 * (config.lease_ttl + config.request_timeout + config.retry_pause))
 

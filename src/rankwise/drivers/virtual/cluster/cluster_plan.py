@@ -2,7 +2,7 @@
 
 Nodes are counted from 0; the machine of node 3 is `h3`. A node may live several times: each agent
 that starts there is a new one, with an id of its own. A node that `is_alone` is a cluster of one,
-whose agent meets nobody and needs no store.
+whose agent meets no other and needs no store.
 """
 
 from collections.abc import Iterable
@@ -99,8 +99,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         dies_when_done: on how many of 100 it is killed then.
         recovers: how many of 100 run a function that can be called again (`rankwise.recover`).
         stuck: how many of 100 of those do not leave it when they are recalled.
-        late: how much later than all others the job's last rank comes to the calls that all make;
-            0 where nobody looks who is late.
+        late: how much later than all others the job's last rank comes to the calls that all make; 0
+            where lateness is not measured.
     """
 
     per_node: int = 1
@@ -143,10 +143,10 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         faults: the faults of the cluster.
         grace: of every gang.
         gang: of every node, where more than its grace and its size is to be said.
-        is_alone: whether there is one node, which meets nobody and has no store.
+        is_alone: whether there is one node, which meets no other and has no store.
         leaves_alone: what SIGTERM means to an agent (see `AgentSpec`).
         closers_die: of 100 leaders that write how the run ended, how many are killed before they
-            can hear that it is written.
+            learn that it is written.
         time_limit: after its last fault, how long the job may take to end; None works it out.
     """
 

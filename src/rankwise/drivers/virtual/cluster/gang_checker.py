@@ -1,19 +1,20 @@
 """What must be true of every node that is alone, checked after every step of its agent.
 
-The checker sits where the journal sits, so it hears every stimulus and effect, and it may look at
+The checker sits where the journal sits, so it gets every stimulus and effect, and it may look at
 the truth about the processes, which the machine cannot. It keeps records of its own and shares no
 code with the machine: what it demands follows from the promises in the machine's text.
 
 - All or nothing: once a failure, a stop or a hang is known, every worker is told to stop.
 - Deadlines: killed when the grace is over, given up and swept when the killing took too long,
-  finished when the sweep took too long. Nobody is signalled without a reason, nor killed early.
+  finished when the sweep took too long. No process is signalled without a reason, nor killed early.
 - One attempt at a time: none begins while a process of an earlier one lives, or may.
 - Budget: restarts are used, announced, after their pause, no more than there are, and not for
   what could not be started, unless the policy says so.
 - Facts are held back only behind an exit by SIGTERM in a gang that has no reason to end: for a
   moment, or until a stop that was asked for ends the gang.
 - The outcome comes once and is true: its root cause is the worker that failed first, or the violent
-  death that may have caused that; nobody lives on whom it does not name; nothing comes after it.
+  death that may have caused that; every process that lives on is named there; nothing comes after
+  it.
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ def just_before(now: Instant) -> Instant:
 
 @dataclass(slots=True)
 class AttemptRecords:
-    """What the checker has heard about one attempt."""
+    """What the checker has seen of one attempt."""
 
     begun_at: Instant
     spawned: set[int] = field(default_factory=set)
@@ -99,11 +100,11 @@ class AttemptRecords:
     asks_who_dies: bool = False
     """Whether it has asked again then; it ends when that is answered."""
     failed_at: Instant | None = None
-    """When the first failure was heard of."""
+    """When the first failure arrived."""
     start_has_hung: bool = False
     """Whether nothing had made progress for too long before all had come up."""
     is_blamed: bool = False
-    """Whether somebody has blamed one of its workers."""
+    """Whether one of its workers was blamed."""
     dump_ordered_at: Instant | None = None
     ending_since: Instant | None = None
     """When it became known that the attempt must end."""
@@ -135,10 +136,10 @@ class GangChecker:
         self._asked_for_progress_at = Instant(0)
         self._outcome: Outcome | None = None
         self._held: list[Any] = []
-        """Facts that the gang hears later."""
+        """Facts that the gang gets later."""
         self._held_until = FAR_AWAY
         self._released: tuple[Instant, set[int]] = Instant(0), set()
-        """Whose exits were held back until when: the gang hears of one after the other."""
+        """Ranks whose exits were held back until an instant: the gang gets one after the other."""
 
     def stimulus(self, stimulus: Any, now: Instant) -> None:
         """Note what the agent is about to be told."""
@@ -150,7 +151,7 @@ class GangChecker:
         self._note_fact(stimulus, now)
 
     def _is_held(self, fact: Any, now: Instant) -> bool:
-        """Whether the gang hears a fact later, since it may be a stop's doing."""
+        """Whether the gang gets a fact later, since it may be a stop's doing."""
         if self._held:
             return True
         is_open = isinstance(fact, WorkerExited) and fact.exit.code in (-SIGTERM, 128 + SIGTERM)
@@ -197,7 +198,7 @@ class GangChecker:
                 self._note_look(self._attempts[attempt], last_progress, now)
             case DumpsLooked(attempt):
                 if self._attempts[attempt].asks_who_dies:
-                    self._must_end(self._attempts[attempt], now)  # nobody writes a core here
+                    self._must_end(self._attempts[attempt], now)  # no core is written here
             case RanksBlamed(_, attempt) if attempt < len(self._attempts):
                 self._attempts[attempt].is_blamed = True
             case StopRequested():
@@ -524,7 +525,7 @@ class GangChecker:
                 if records.failed_at is not None and records.failed_at < self._stopped_at:
                     self._broken("stopped, though a worker had failed before")
             case OutcomeStatus.FAILED:
-                # Who has raised and cannot be killed has failed, though its end is never heard.
+                # A rank that has raised and cannot be killed has failed, though its end is unknown.
                 raised = bool(records.reported_at.keys() & records.living)
                 if not (failed_first or raised or timed_out or self._guardian_lost):
                     self._broken("failed without a failed worker")

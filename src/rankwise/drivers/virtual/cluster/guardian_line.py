@@ -54,6 +54,6 @@ class GuardianLine:
         self.later(Duration(arrival - now), action)
 
     def later(self, delay: Duration, action: Callable[[], None]) -> None:
-        """Let it happen later, unless the agent has gone; a later agent never hears of it."""
+        """Let it happen later, unless the agent has gone; a later agent never gets it."""
         life = self.life
         self._agenda.after(delay, lambda: action() if life == self.life else None)

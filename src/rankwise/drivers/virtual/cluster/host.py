@@ -1,7 +1,7 @@
 """The workers of a simulated node and their guardian, in virtual time.
 
-Between the agent and its workers stands a guardian, as on a real machine (`guardian_line`).
-The host knows the truth about every process, which the agent only hears of. The checkers compare
+Between the agent and its workers stands a guardian, as on a real machine (`guardian_line`). The
+host knows the truth about every process, of which the agent only gets facts. The checkers compare
 the two.
 """
 
@@ -166,7 +166,7 @@ class SimulatedHost:
                 self._take_signal(worker, SIGKILL)
 
     def lose_guardian(self) -> None:
-        """The guardian is killed: its workers die with it, and nothing more is heard of them."""
+        """The guardian is killed: its workers die with it, and no fact about them follows."""
         if self._line.is_lost:
             return
         self._line.is_lost = True
@@ -325,7 +325,7 @@ class SimulatedHost:
             self._fail(worker, fate.code)
 
     def blame(self, local_rank: int) -> None:
-        """Somebody blames a worker of whatever round there was last."""
+        """Blame a worker of whatever round there was last."""
         latest = max((number for number, _ in self.workers), default=0)
         self._deliver(RanksBlamed((local_rank,), latest, BLAME))
 
@@ -370,7 +370,7 @@ class SimulatedHost:
                 self._raise_or_hold(worker, timed_out)
 
     def signal_ranks(self) -> None:
-        """Send the living ranks SIGTERM, as somebody who signals every process."""
+        """Send the living ranks SIGTERM, as a scheduler that signals every process does."""
         for key in sorted(self.living):
             worker = self.workers[key]
             if not self._habits.asks_to_stop:

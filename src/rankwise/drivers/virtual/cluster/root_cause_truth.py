@@ -35,8 +35,8 @@ def root_cause_is_true(
         known_until: when the attempt began to end; what failed later explains nothing.
         ended_by_stop: whether a request to stop ended it.
     """
-    # The request came to the ranks, too. Their exits were held back until it was heard, so that
-    # they are its consequences, and explain no earlier failure.
+    # The request came to the ranks, too. Their exits were held back until it arrived, so that they
+    # are its consequences, and explain no earlier failure.
     strangers = [] if ended_by_stop else deaths_by_others(workers)
     culprits = [
         worker
@@ -85,8 +85,8 @@ def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], sl
     It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
     consequence; or, where there is no such death, an exit that told of nothing; but it is not the
     consequence of such a death, or exit. Where times are known exactly, it is the first of these,
-    and of one instant the one of the lowest rank. What tells of a lost peer is explained by any
-    failure that does not.
+    and of one instant the one of the lowest rank. A failure that tells of a lost peer is explained
+    by any failure that does not.
     """
     in_order = sorted(culprits, key=_order)
     times = {worker: _order(worker)[0] for worker in in_order}
@@ -123,7 +123,7 @@ def _order(worker: SimulatedWorker) -> tuple[Instant, int]:
 
 
 def deaths_by_others(workers: Iterable[SimulatedWorker]) -> list[SimulatedWorker]:
-    """Workers that have died of a signal of somebody else than their agent, as failed by it."""
+    """Workers that have died of a signal from elsewhere than their agent, as failed by it."""
     return [
         replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)
         for worker in workers
@@ -163,8 +163,8 @@ def _root_is_true(root: Failure, last: RoundRecords, plan: ClusterPlan) -> str:
         return ""
     culprits = [worker for worker in last.workers if worker.failed_at is not None]
     if any(worker.lost_peer for worker in culprits):
-        # What they have lost may be a rank that a scheduler has signalled. It has not failed,
-        # but explains what came after its death, where no agent had heard of a stop.
+        # What they have lost may be a rank that a scheduler has signalled. It has not failed, but
+        # explains what came after its death, where no agent knew of a stop.
         culprits += deaths_by_others(last.workers)
     told = [worker for worker in culprits if worker.rank == root.rank]
     slack = _slack(plan)

@@ -59,7 +59,7 @@ class SimulatedStoreClient:
         self._deliver = deliver
 
     def on_answer(self, answer: Answer) -> None:
-        """Pass an answer on, if there is somebody to hear it."""
+        """Pass an answer on, if its client still lives."""
         if self.is_alive:
             self._deliver(answer)
 
@@ -311,7 +311,7 @@ class SimulatedStore:
             size = size_of(KeysChanged(0, changes))
             for watcher in list(watchers.values()):
                 if watcher.is_behind:
-                    self._tell(watcher)  # it has more to hear
+                    self._tell(watcher)  # it has more to get
                 elif self._reaches(watcher):
                     self._send_changes(watcher, changes, size)
                 else:
@@ -321,7 +321,7 @@ class SimulatedStore:
         return self._is_up and watcher.client.node not in self.cut_off
 
     def _tell(self, watcher: SimulatedWatch) -> None:
-        """Tell a watch whatever it has not heard yet; if its way is cut it catches up later."""
+        """Tell a watch whatever it has not got yet; if its way is cut it catches up later."""
         if not watcher.is_behind or not self._reaches(watcher) or not self._is_watching(watcher):
             return
         try:

@@ -1,4 +1,4 @@
-"""A simulated worker: its process, and the truth about it, which its agent only hears of."""
+"""A simulated worker: its process, and the truth about it, of which its agent only gets facts."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -33,7 +33,7 @@ class SimulatedWorker:
     is_rank: bool = False
     """Whether it holds a rank of its round."""
     failed_at: Instant | None = None
-    """When it failed by itself, as opposed to somebody's signal; true time."""
+    """When it failed by itself, as opposed to a signal from elsewhere; true time."""
     died_by: int | None = None
     """The signal that ended it when it failed by itself."""
     is_silent: bool = False
@@ -49,7 +49,7 @@ class SimulatedWorker:
     stands_since: Instant | None = None
     """Since when it stands in a collective to which a rank has not come; true time."""
     was_signalled: bool = False
-    """Whether somebody else than its agent told it to end."""
+    """Whether anything but its agent told it to end."""
     ended_at: Instant | None = None
     """True time."""
     recovers: bool = False
@@ -86,7 +86,7 @@ class SimulatedWorker:
 
 
 class Witness(Protocol):
-    """Who is told the truth as it happens."""
+    """The checker that is told the truth as it happens."""
 
     def started(self, worker: SimulatedWorker) -> None:
         """A worker has come into being."""

@@ -242,7 +242,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
         if failure.was_stopped:
             suspended.append(rank_of(failure))
         is_of_kill = failure.exit is not None and failure.exit.signal_number == _SIGKILL
-        # Who uses `should_stop` is sent SIGKILL at once: to SIGTERM it would not listen.
+        # A rank that uses `should_stop` is sent SIGKILL at once: it would not end by SIGTERM.
         if not is_of_kill or (failure.ended_by_us and not failure.detail):
             obedient.append(rank_of(failure))
         elif failure.ended_by_us:
@@ -306,8 +306,8 @@ def _root_cause(
 def _block_of_detail(root: Failure) -> list[Block]:
     """What the headline leaves out: of simulated ranks all that waits on their machine."""
     more = printable_lines(root.detail)[1:]
-    is_told = root.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
-    return [Block("what else waits", tuple(more))] if more and is_told else []
+    has_own_block = root.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
+    return [Block("what else waits", tuple(more))] if more and has_own_block else []
 
 
 def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
@@ -334,7 +334,7 @@ def _fields(
 
     if is_shared:
         hosts = ", ".join(dict.fromkeys(each.host for each in known))
-        # Of ranks that are accused together, some may be on nodes from which nothing was heard.
+        # Of ranks that are accused together, some may be on nodes that have told nothing.
         whose = "" if len(known) == len(together) else f" ({ranks_in_words(map(rank_of, known))})"
         add("ranks", ranks_in_words(together).removeprefix("ranks "))
         add("host", f"{hosts}{whose}")

@@ -3,10 +3,10 @@
 A hint is worth its line only when it is nearly always right and says more than the error itself
 does. The catalogue is therefore short; where nothing fits, nothing is said.
 
-What rankwise knows is a value of the failure: its cause, its exit, how ranks are out of step, the
-class of an exception. Texts are read only where they come from others (torch, gloo, the C library,
-a program's stderr): there is nothing else to go by (ADR 0089). Errors of the system are known by
-their numbers too: their words are in the user's language.
+The knowledge of rankwise is in values of the failure: its cause, its exit, how ranks are out of
+step, the class of an exception. Texts are read only where they come from others (torch, gloo, the C
+library, a program's stderr): there is nothing else to go by (ADR 0089). Errors of the system are
+known by their numbers too: their words are in the user's language.
 """
 
 import errno
@@ -73,7 +73,7 @@ def _last_words(text: str) -> str:
 
 
 def _died_of(signal: int) -> Callable[[Failure], bool]:
-    """Of a signal that somebody else sent: what rankwise ends itself needs no hint."""
+    """Of a signal from elsewhere: what rankwise ends itself needs no hint."""
     return lambda failure: (
         failure.cause is FailureCause.SIGNALED
         and not failure.signal_sender

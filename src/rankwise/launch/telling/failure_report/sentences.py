@@ -116,7 +116,7 @@ def _length_max(error: ErrorRecord | None) -> int:
 def _first_cause(traceback: str) -> str:
     """The exception that others were raised `from`, the first of them: `OSError: no record 17`."""
     chain, is_caused, _ = traceback.partition(_CAUSED)
-    # What follows the last frame begins with the exception, and may have several lines.
+    # The text after the last frame begins with the exception, and may have several lines.
     raised = _AFTER_FRAMES.split(chain)[-1] if is_caused else ""
     return first_line(raised.strip())
 
@@ -142,8 +142,8 @@ def headline(failure: Failure) -> str:
             is_placed = failure.error is None and not failure.is_shared
             place = place_in_program(failure.stacks) if is_placed else ""
             # Only to say a place once: a disagreement names the lines of its calls already.
-            is_told = not place or place.partition(",")[0] in detail
-            text = detail if is_told else f"{detail}: it is at {place}"
+            is_named = not place or place.partition(",")[0] in detail
+            text = detail if is_named else f"{detail}: it is at {place}"
             return f"{text}; {who} is {BY_SIGNAL}" if failure.was_stopped else text
         case FailureCause.NOT_STARTED:
             return f"{who} could not be started{because}"

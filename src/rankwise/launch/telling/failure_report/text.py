@@ -1,9 +1,9 @@
 r"""Foreign text made fit for a terminal and for a log.
 
-What a program printed or raised may contain anything: colours, cursor movements, half characters,
-a megabyte in one line, marks that turn the direction of writing. A report must show it and must
-not obey it. Escape sequences, which are invisible, are removed; any other control character is
-shown as its escape (`\x07`), as are the halves of surrogates that stand for undecodable bytes.
+Output and exceptions of a program may contain anything: colours, cursor movements, half characters,
+a megabyte in one line, marks that turn the direction of writing. A report must show it and must not
+obey it. Escape sequences, which are invisible, are removed; any other control character is shown as
+its escape (`\x07`), as are the halves of surrogates that stand for undecodable bytes.
 """
 
 import re

@@ -212,8 +212,8 @@ def _normalised(text: str) -> str:
 def without_traceback(tail: list[str], traceback: str) -> list[str]:
     """The lines of stderr without the traceback that is shown anyway, even if cut at its top.
 
-    What a worker printed and what it reported may differ by our frames, so either form counts, and
-    by the rank that torch writes before each line, and by Python's suggestion, which stays.
+    The print and the report of a worker may differ by our frames, so either form counts, and by the
+    rank that torch writes before each line, and by Python's suggestion, which stays.
     """
     whole = printable_lines(traceback)
     for lines in (whole, without_boot_frames(whole)):
@@ -247,8 +247,8 @@ def lost_loader(failure: Failure) -> bool:
     error = failure.error
     if failure.cause is not FailureCause.RAISED or error is None:
         return False
-    is_told = _KILLED.search(error.message) or _KILLED.search(error.traceback)
-    return bool(is_told) or is_cut_off_from_loader(error)
+    names_killed_worker = _KILLED.search(error.message) or _KILLED.search(error.traceback)
+    return bool(names_killed_worker) or is_cut_off_from_loader(error)
 
 
 def is_cut_off_from_loader(error: ErrorRecord) -> bool:

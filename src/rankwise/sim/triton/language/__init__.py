@@ -1,6 +1,6 @@
 """The kernel language: `import rankwise.sim.triton.language as tl`.
 
-The names are Triton's. What a name promises is in the module that implements it;
+The names are Triton's. The module that implements a name says what it promises;
 `docs/sim/kernels.md` says what differs from an accelerator.
 """
 

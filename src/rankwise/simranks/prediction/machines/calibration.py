@@ -156,7 +156,7 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
         return DevicePrices(msgspec.convert(tree, RealMachine).device)
 
     residuals = {}
-    # What small ones take is their launch and their start.
+    # Small ones take their launch and their start.
     large = [each for each in measured.elementwise if each.size >= _MOVING_BYTES]
     for field, works in (
         ("memory", large or measured.elementwise),
@@ -175,7 +175,7 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
             residuals[field] = _fit(fitted, field, error)
     if measured.collectives:
         residuals["collectives"] = _fit_level(tree, measured.collectives)
-        # What lies between nodes was not measured: it is assumed to be as fast as inside of one.
+        # The fabric between nodes was not measured: it is assumed to be as fast as inside of one.
         inside, between = tree["levels"]
         for field in ("bandwidth_GBps", "reached", "latency_us", "start_us"):
             between[field] = [inside[field][0], 1.0, ASSUMED]

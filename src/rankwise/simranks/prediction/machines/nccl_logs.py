@@ -4,9 +4,9 @@ A log may hold the tables of several programs. The columns follow the heading: r
 whether they name a reduction and a root. Launchers put a prefix before each line, such as
 `[1,0]<stdout>:`. The out-of-place time counts; where it is `N/A`, the time in place.
 
-What a log says twice must agree: a time with its bandwidth, and the list of ranks with the ratio of
-the two bandwidths. Else the list was shortened, or the figures have other units. No row takes no
-time.
+Figures that a log has twice must agree: a time with its bandwidth, and the list of ranks with the
+ratio of the two bandwidths. Else the list was shortened, or the figures have other units. No row
+takes no time.
 """
 
 import re

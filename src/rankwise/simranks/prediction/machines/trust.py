@@ -5,7 +5,7 @@ predicted time, from the 10th to the 90th percentile. Where there is none, or th
 checked run had, the interval is at least what the uncertainties of the machine's figures give, and
 the reasons are named.
 
-What torch's allocator reserves is modelled. One published run has it (Llama 3.1 8B on 8 devices),
+The reserve of torch's allocator is modelled. One published run has it (Llama 3.1 8B on 8 devices),
 and is off by 1 %. NCCL and cuBLAS take memory of their own, which is not. So the interval is from
 the active bytes to 10 % above those that are reserved.
 """

@@ -15,7 +15,7 @@ EventMetadataValue = str | int | float | bool | None
 
 
 class EventSource(str, Enum):  # noqa: UP042  # str() of a member is torch's, with the class name
-    """Who tells."""
+    """The source of an event."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"

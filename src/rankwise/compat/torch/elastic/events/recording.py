@@ -45,7 +45,7 @@ def construct_and_record_rdzv_event(
     """
     if isinstance(_handler_of(RENDEZVOUS_DESTINATION), logging.NullHandler):
         return
-    import socket  # noqa: PLC0415  # only when somebody listens
+    import socket  # noqa: PLC0415  # only with a handler
     import traceback  # noqa: PLC0415  # the same
 
     from rankwise.drivers.real.stores.names import full_name_of  # noqa: PLC0415  # the same

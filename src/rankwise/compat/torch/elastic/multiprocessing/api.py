@@ -1,8 +1,8 @@
 """Contexts: workers that have been started, and what waits for them and ends them.
 
 A context is a thin front of `rankwise.launch.run.supervision`. The run goes on in a thread of its
-own, which reads the workers' pipes whether or not anybody waits; `wait`, `pids` and `close` ask it.
-What torch's contexts do by looking every so often, the supervision is told as it happens.
+own, which reads the workers' pipes whether or not it is waited for; `wait`, `pids` and `close` ask
+it. torch's contexts look every so often; the supervision is told as it happens.
 
 While a context is open, the signals that end a run raise `SignalException` in the main thread, as
 programs written for torch expect: they catch it, and close the context with its `sigval`. From
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 IS_WINDOWS = IS_MACOS = False
 
-# What programs find here in torch, though it is defined elsewhere.
+# Programs find these here in torch, though they are defined elsewhere.
 __getattr__ = lazy_names(
     __name__.rpartition(".")[0],
     {
@@ -89,7 +89,6 @@ All that were told to stop are failures here, as in torch, which looks ten times
 that ends at almost the same moment by itself must not be told to.
 """
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-SIGNALS_BY_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -418,7 +417,10 @@ def _raise_on_signals() -> dict[signal.Signals, Handler]:
         )
         return {}
     replaced: dict[signal.Signals, Handler] = {}
-    for name in os.environ.get(SIGNALS_VARIABLE, SIGNALS_BY_DEFAULT).split(","):
+    from rankwise.launch.options import default_of  # noqa: PLC0415  # the table is long
+
+    by_default = default_of("signals_to_handle")
+    for name in os.environ.get(SIGNALS_VARIABLE, by_default).split(","):
         try:
             number = _signal_number(name.strip())
             replaced[number] = signal.signal(number, _terminate_process_handler)

@@ -1,4 +1,4 @@
-"""A function worker by hand, in a process that somebody else has made.
+"""A function worker by hand, in a process that other code has made.
 
 rankwise's own function workers are `drivers/real/worker/function.py`. This is for programs that
 start processes with `multiprocessing`, and let each of them do what a worker of torch's does.

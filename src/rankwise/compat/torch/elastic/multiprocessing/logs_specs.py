@@ -5,8 +5,8 @@ entry point `torchrun.logs_specs` have this shape. The default lays files out as
 
     <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/stdout.log, stderr.log, error.json
 
-A directory among the system's temporary files is made when somebody first wants to know it, and
-goes at the end of the program if nothing has been written into it.
+A directory among the system's temporary files is made when its name is first read, and goes at the
+end of the program if nothing has been written into it.
 """
 
 import atexit

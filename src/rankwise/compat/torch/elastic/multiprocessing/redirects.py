@@ -1,9 +1,9 @@
 """Redirects a standard stream of the running process to a file, at the level of descriptors.
 
-What Python prints, what C code writes and what child processes inherit all end in the file,
-because descriptor 1 or 2 itself is exchanged. Three buffers lie on the way (Python's, C's, and a
-Python stream that has another descriptor, as under a test runner), so both are flushed before
-the exchange and before it is undone.
+Prints of Python, writes of C code and output of child processes all end in the file, because
+descriptor 1 or 2 itself is exchanged. Three buffers lie on the way (Python's, C's, and a Python
+stream that has another descriptor, as under a test runner), so both are flushed before the exchange
+and before it is undone.
 """
 
 import os

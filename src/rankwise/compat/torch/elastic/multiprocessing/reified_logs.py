@@ -56,7 +56,7 @@ def log_plan(
 ) -> LogPlan:
     """Say what of the output is shown: what has no file, bare, and what is tee'd, with a prefix.
 
-    What goes to `os.devnull` has a file in this sense, and is shown nowhere.
+    A stream to `os.devnull` has a file in this sense, and is shown nowhere.
     """
     redirects = {
         rank: (Streams.OUT if dest.stdouts[rank] else Streams.NONE)

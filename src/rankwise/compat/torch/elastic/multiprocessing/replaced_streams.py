@@ -58,7 +58,7 @@ class _PipeToStream:
     def _copy(self, fd: int) -> None:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while chunk := os.read(fd, _CHUNK_BYTES):
-            # What is written to a closed stream is dropped: its owner does not want it.
+            # Writes to a closed stream are dropped: its owner does not want it.
             with suppress(ValueError, OSError):
                 self._stream.write(decode(chunk))
                 self._stream.flush()

@@ -106,7 +106,7 @@ class TailLog:
                     watch.watch(file.path)
                 file.show_news()
             watch.wait()
-        # What was written before `stop` was called is in the files by now.
+        # Lines from before the call of `stop` are in the files by now.
         for file in self._files.values():
             file.show_the_rest()
 

@@ -71,7 +71,7 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: Any, local_addr: str | None, server_port: int | None = None
     ) -> "RendezvousStoreInfo":
-        """Let rank 0 say where it listens, through the store, and everybody read it."""
+        """Let rank 0 say where it listens, through the store, and all ranks read it."""
         if rank == 0:
             addr = local_addr or full_name_of(socket.gethostname())
             port = server_port or get_free_port()
@@ -154,7 +154,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def set_closed(self) -> None:
-        """Let it be over for everybody."""
+        """End the run for all nodes."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
@@ -257,7 +257,7 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Who makes handlers, by the name of the backend."""
+    """The makers of handlers, by the name of the backend."""
 
     _registry: dict[str, RendezvousHandlerCreator]
 
@@ -268,7 +268,7 @@ class RendezvousHandlerRegistry:
         """Add a backend.
 
         Raises:
-            ValueError: the name is empty, or somebody else's.
+            ValueError: the name is empty, or taken.
         """
         if not backend:
             raise ValueError("The rendezvous backend name must be a non-empty string.")

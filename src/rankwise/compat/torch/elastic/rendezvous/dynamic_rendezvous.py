@@ -62,7 +62,7 @@ class RendezvousBackend(ABC):
     """Keeps the state of a rendezvous; a launcher that has a place for it implements this.
 
     Both calls raise `RendezvousConnectionError` when the place does not answer: they are made
-    again, for as long as the join timeout or the lease allows. What else they raise ends the
+    again, for as long as the join timeout or the lease allows. Any other exception ends the
     rendezvous, and `next_rendezvous` raises it.
     """
 
@@ -146,8 +146,8 @@ class RendezvousSettings:
         run_id: the run.
         min_nodes, max_nodes: how many nodes take part.
         timeout: how long it may take.
-        keep_alive_interval, keep_alive_max_attempt: a node that was not heard of for so long, so
-            many times, is dead. Their product is the node's lease.
+        keep_alive_interval, keep_alive_max_attempt: a node that was silent for so long, so many
+            times, is dead. Their product is the node's lease.
     """
 
     run_id: str
@@ -263,7 +263,7 @@ class DynamicRendezvousHandler(HandlerOfRounds):
             max_nodes: how many may at most.
             local_addr: this node's address, as others reach it; by default its full name.
             timeout: how long it may take.
-            keep_alive_interval: a node that was not heard of for so many seconds,
+            keep_alive_interval: a node that was silent for so many seconds,
             keep_alive_max_attempt: so many times, is dead.
 
         Raises:
@@ -465,7 +465,7 @@ def _duration(time: timedelta) -> Duration:
 
 
 def _is_torchs(store: Any) -> bool:
-    """Whether it is one of torch's own; who has one has imported torch."""
+    """Whether it is one of torch's own; then torch has been imported."""
     torch_distributed = sys.modules.get("torch.distributed")
     return torch_distributed is not None and isinstance(store, torch_distributed.Store)
 

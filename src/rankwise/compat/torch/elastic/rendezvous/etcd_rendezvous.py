@@ -1,7 +1,7 @@
 """torch's older handler for etcd, by name; beneath is rankwise's rendezvous, in etcd v3.
 
-What torch's `EtcdRendezvous` does in phases, each a method, is done by rankwise's machine, so those
-methods are not here: `rendezvous_barrier` is all of them.
+rankwise's machine replaces the phases of torch's `EtcdRendezvous`, each a method, so those methods
+are not here: `rendezvous_barrier` is all of them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,7 @@ class EtcdRendezvous:
         return RendezvousStoreInfo(self._world.master_address, self._world.master_port)
 
     def set_closed(self) -> None:
-        """End the run for everybody."""
+        """End the run for all nodes."""
         self.rounds.close_run()
 
     def setup_kv_store(self, rdzv_version: int) -> EtcdStore:
@@ -120,7 +120,7 @@ class EtcdRendezvous:
         """Read what a node has written with `store_extra_data`, as soon as it has.
 
         Raises:
-            LookupError: nobody has for `timeout`, a `timedelta`.
+            LookupError: it was not stored within `timeout`, a `timedelta`.
         """
         return EtcdStore(self.client, self._extra_data(rdzv_version), timeout).get(key).decode()
 
@@ -187,5 +187,5 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.get_as_int("last_call_timeout", LAST_CALL_TIMEOUT_S) or LAST_CALL_TIMEOUT_S,
     )
     handler = EtcdRendezvousHandler(rendezvous, params.local_addr)
-    handler.at_the_end = client.close  # nobody else knows of it
+    handler.at_the_end = client.close  # it has no other owner
     return handler

@@ -39,7 +39,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         client: from `etcd_client.Client` or `EtcdServer.get_client`.
         run_id: the run.
         key_prefix: where runs are kept.
-        ttl: how many seconds etcd remembers a run that nobody has a part in; two hours.
+        ttl: how many seconds etcd remembers a run without members; two hours.
 
     Raises:
         ValueError: the run id is empty.

@@ -159,7 +159,7 @@ class _Log:
 
 def _copy(line: bytes, target: int | TextIO | None) -> None:
     if isinstance(target, int):
-        if target >= 0:  # less are subprocess's constants: nobody reads
+        if target >= 0:  # less are subprocess's constants: there is no reader
             os.write(target, line)
     elif target is not None:
         target.write(line.decode(errors="replace"))

@@ -1,8 +1,8 @@
 """One node's part in the rounds of a run, for callers that wait: what all handlers here share.
 
-What torch's dynamic rendezvous does by rewriting one state is done by the machine of
+In place of torch's dynamic rendezvous, which rewrites one state, is the machine of
 `core/rendezvous`, which runs in a thread as long as the node takes part. The agent above it counts
-its own restarts, so the rendezvous has as many as anybody wants.
+its own restarts, so the rendezvous has an unlimited budget.
 
 - `next_world` ends what this node had in the last round, says that it is ready for the next, and
   waits until it is a member of one. A spare waits on.
@@ -56,7 +56,7 @@ from rankwise.ports.store import Store
 
 UNLIMITED_RESTARTS = 1 << 30
 CLOSING_PATIENCE_S = 5.0
-"""How long `leave` waits, after `close_run`, until the run is over for everybody."""
+"""How long `leave` waits, after `close_run`, until the run is over for all nodes."""
 DONE_PATIENCE_S = 1.0
 """How long `leave` waits for the others, after this node's work was done.
 
@@ -76,8 +76,8 @@ class NodeRounds:
 
     Args:
         run_id: the run.
-        config: how many nodes, and for how long anybody waits; restarts are the caller's business,
-            and the last call is as long as it is.
+        config: how many nodes, and for how long they wait; restarts are the caller's business, and
+            the last call is as long as it is.
         address: this node's, as others reach it.
         open_store: opens the store where the nodes meet; called once, by the first that needs it.
         let_go: is called when this node takes no part any more, before the store is closed.
@@ -155,7 +155,7 @@ class NodeRounds:
             return self._is_dissolved
 
     def close_run(self) -> None:
-        """End the run for everybody."""
+        """End the run for all nodes."""
         self._is_closing = True
         self._begun().tell(DepartureRequested(Departure.PREEMPTED))
 
@@ -258,7 +258,7 @@ class HandlerOfRounds(RendezvousHandler):
         return self._rounds.is_closed
 
     def set_closed(self) -> None:
-        """End the run for everybody."""
+        """End the run for all nodes."""
         self._rounds.close_run()
 
     def num_nodes_waiting(self) -> int:

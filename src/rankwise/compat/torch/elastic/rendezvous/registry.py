@@ -46,7 +46,7 @@ def _register_out_of_tree_handlers() -> None:
     for point in entry_points(group="torchrun.handlers"):
         try:
             handler_registry.register(point.name, point.load()())
-        except Exception:  # a broken package of somebody else's must not end every launch
+        except Exception:  # another project's broken package must not end every launch
             log.warning("the rendezvous handler %r cannot be used", point.name, exc_info=True)
 
 

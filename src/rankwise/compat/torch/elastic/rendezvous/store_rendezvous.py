@@ -107,7 +107,7 @@ class StoreRendezvousHandler(HandlerOfRounds):
 
 
 def _for_backend(params: RendezvousParameters) -> dict[str, Any]:
-    """The settings that concern this backend, or nobody that is known: these are refused later."""
+    """The settings that concern this backend, or none that is known: these are refused later."""
     ignored = _MEANINGLESS[params.backend]
     return {key: value for key, value in params.config.items() if key not in ignored}
 

@@ -91,7 +91,7 @@ def barrier(
         trace_timeout: seconds that rank 0 looks for the missing ones.
 
     Raises:
-        RuntimeError: somebody did not come in time; torch's stores raise its `DistStoreError`.
+        RuntimeError: a rank did not come in time; torch's stores raise its `DistStoreError`.
     """
     assert rank is not None or rank_tracing_decoder is None, "Tracing requires rank information"
     with store_timeout(store, barrier_timeout):
@@ -129,7 +129,7 @@ def _missing_ranks(
     decode: Callable[[int], str],
     trace_timeout: float,
 ) -> Iterable[str] | None:
-    """Who has not come: rank 0 finds out, the others refer to it; None if not even it is there."""
+    """The ranks that have not come: rank 0 finds out, the others refer to it; None without it."""
     store.set(f"{key_prefix}{rank}{_TRACE}", _NO_VALUE)
     gate = key_prefix + _TRACING_GATE
     if rank != 0:

@@ -4,8 +4,8 @@
 inheritance is torch's interface, which programs and tests build upon. rankwise's own agent is
 `rankwise.core.agent`; this one serves those who compose their own.
 
-What it waits for: `_pause` returns after `monitor_interval`, or as soon as there is something to
-look at. The rendezvous can only be asked, since any package may bring its own.
+`_pause` returns after `monitor_interval`, or as soon as there is something to look at. The
+rendezvous can only be asked, since any package may bring its own.
 """
 
 import json

@@ -90,7 +90,7 @@ class ProcessFailure:
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")  # noqa: DTZ006  # for people
 
     def order(self) -> int:
-        """Nanoseconds by which failures are ordered; true to `timestamp` if somebody set it."""
+        """Nanoseconds by which failures are ordered; true to `timestamp` if that was set."""
         if self.failed_at_ns // SECOND == self.timestamp:
             return self.failed_at_ns
         return self.timestamp * SECOND

@@ -30,7 +30,7 @@ def record(
     - Any other `SystemExit` goes through unrecorded: the exit code tells all there is.
     - `ChildFailedError` is not recorded itself; its first failure's error file is copied.
 
-    What is raised inside a generator's or a coroutine's body is its caller's affair: `record` sees
+    An exception inside a generator's or a coroutine's body is its caller's affair: `record` sees
     the call only, so it may stand under `contextmanager`.
 
     Args:

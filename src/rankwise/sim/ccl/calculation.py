@@ -1,4 +1,4 @@
-"""Carry out the programs of all ranks without time: check that they fit, and work out the numbers.
+"""Calculate the numbers of a collective: its programs without time, and a check that they fit.
 
 The numbers depend on the programs alone, not on the machine: each rank's instructions
 are in order, and messages of a pair stay in order. So the arithmetic is done here, once, in whole
@@ -6,9 +6,9 @@ messages, and the executor moves sizes only. That is why results do not depend o
 simultaneous events, nor on chunks, slots and credits.
 
 Everything but the arithmetic depends on the programs alone. So they are played once, without
-numbers, into a *schedule*: one row of calculations, in an order that the messages allow. A received
-message is read where it lies, in the sender's own workspace; only one whose elements are about to
-change before it is received is copied, and becomes a space of its own. The numbers are then a loop
+numbers, into an *instruction order*: one row of calculations, in an order that the messages allow.
+A received message is read where it lies, in the sender's own workspace. If its elements are about
+to change before that, it is copied, and becomes a space of its own. The numbers are then a loop
 over the row, as often as they are wanted.
 
 A collective whose ranks do not fit each other (a message that is never received, a rank that waits
@@ -49,9 +49,7 @@ class InstructionOrder(NamedTuple):
     space_count: int
 
 
-def schedule_of(
-    programs: Sequence[Sequence[Instruction]], lengths: Sequence[int]
-) -> InstructionOrder:
+def order_of(programs: Sequence[Sequence[Instruction]], lengths: Sequence[int]) -> InstructionOrder:
     """Play programs without numbers.
 
     Args:
@@ -65,7 +63,7 @@ def schedule_of(
         for step, instruction in enumerate(program):
             if not _is_inside(rank, instruction, length, len(programs)):
                 _refuse(rank, step, instruction, length, len(programs))
-    return _Rehearsal(programs).played()
+    return _UntimedRun(programs).played()
 
 
 def _is_inside(rank: int, instruction: Instruction, length: int, size: int) -> bool:
@@ -103,7 +101,7 @@ def _refuse(rank: int, step: int, instruction: Instruction, length: int, size: i
     raise ConfigError(f"{where}: the spans differ in length")
 
 
-class _RehearsedMessage:
+class _SentMessage:
     """A message on its way: where its elements lie."""
 
     __slots__ = ("sender", "space", "start", "stop")
@@ -120,11 +118,11 @@ class _Unread:
     __slots__ = ("_messages", "_start", "_stop")
 
     def __init__(self) -> None:
-        self._messages: dict[_RehearsedMessage, None] = {}
+        self._messages: dict[_SentMessage, None] = {}
         self._start = self._stop = 0
         """All of them lie between these: what is written elsewhere need not look at each."""
 
-    def add(self, message: _RehearsedMessage) -> None:
+    def add(self, message: _SentMessage) -> None:
         """A message was sent."""
         if self._messages:
             self._start = min(self._start, message.start)
@@ -133,23 +131,23 @@ class _Unread:
             self._start, self._stop = message.start, message.stop
         self._messages[message] = None
 
-    def discard(self, message: _RehearsedMessage) -> None:
+    def discard(self, message: _SentMessage) -> None:
         """It was received, or is kept elsewhere."""
         self._messages.pop(message, None)
 
-    def between(self, start: int, stop: int) -> list[_RehearsedMessage]:
+    def between(self, start: int, stop: int) -> list[_SentMessage]:
         """Those some of whose elements lie there."""
         if not self._messages or stop <= self._start or self._stop <= start:
             return []
         return [each for each in self._messages if each.start < stop and start < each.stop]
 
 
-class _Rehearsal:
-    """Programs on their way into a schedule: every rank goes on until it waits, over and over."""
+class _UntimedRun:
+    """A run of all programs without time: each rank continues until it waits, in turn."""
 
     def __init__(self, programs: Sequence[Sequence[Instruction]]) -> None:
         self._programs = programs
-        self._mail: dict[tuple[int, int], deque[_RehearsedMessage]] = {}
+        self._mail: dict[tuple[int, int], deque[_SentMessage]] = {}
         self._unread = [_Unread() for _ in programs]
         self._places = [0] * len(programs)
         self._runnable = deque(range(len(programs)))
@@ -187,7 +185,7 @@ class _Rehearsal:
 
     def _send(self, rank: int, instruction: Send) -> None:
         way = (rank, instruction.peer)
-        message = _RehearsedMessage(rank, *instruction.span)
+        message = _SentMessage(rank, *instruction.span)
         self._unread[rank].add(message)
         box = self._mail.get(way)
         if box is None:
@@ -240,13 +238,13 @@ class _Rehearsal:
                 )
 
 
-def rehearse(
-    schedule: InstructionOrder, workspaces: Sequence[Array], op: ReduceOp, kind: dtype
+def calculate(
+    order: InstructionOrder, workspaces: Sequence[Array], op: ReduceOp, kind: dtype
 ) -> None:
-    """Carry a schedule out on the workspaces of the ranks, which are changed in place."""
-    spaces = [*workspaces, *[_NOTHING] * (schedule.space_count - len(workspaces))]
+    """Calculate in this order, on the workspaces of the ranks, which are changed in place."""
+    spaces = [*workspaces, *[_NOTHING] * (order.space_count - len(workspaces))]
     with np.errstate(over="ignore", invalid="ignore"):
-        for what, space, start, stop, source, low, high in schedule.row:
+        for what, space, start, stop, source, low, high in order.row:
             if what == _COMBINE:
                 combine(op, kind, spaces[space][start:stop], spaces[source][low:high])
             elif what == _COPY:
@@ -254,7 +252,7 @@ def rehearse(
             elif what == _KEEP:
                 spaces[space] = spaces[source][low:high].copy()
             else:
-                parts = [spaces[space][each.start : each.stop] for each in schedule.folds[source]]
+                parts = [spaces[space][each.start : each.stop] for each in order.folds[source]]
                 spaces[space][start:stop] = fold(op, kind, parts)
 
 

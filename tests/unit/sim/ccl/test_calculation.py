@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.sim.ccl.calculation import calculate, order_of
 from rankwise.sim.ccl.plan import CollectiveRequest, plan
 from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span
-from rankwise.sim.ccl.rehearsal import rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype_named
 
 F32 = dtype_named("f32")
@@ -15,8 +15,8 @@ F32 = dtype_named("f32")
 
 def carried_out(programs: list[list[Instruction]], *spaces: list[float]) -> list[list[float]]:
     workspaces: list[Array] = [np.array(space, np.float32) for space in spaces]
-    schedule = schedule_of(programs, [len(space) for space in workspaces])
-    rehearse(schedule, workspaces, ReduceOp.SUM, F32)
+    order = order_of(programs, [len(space) for space in workspaces])
+    calculate(order, workspaces, ReduceOp.SUM, F32)
     return [space.tolist() for space in workspaces]
 
 
@@ -58,8 +58,8 @@ def test_a_ring_is_worked_out_without_copying_a_message(size: int) -> None:
         )
     )
 
-    assert ring.schedule.space_count == size
-    assert len(ring.schedule.row) == 2 * (size - 1) * size
+    assert ring.order.space_count == size
+    assert len(ring.order.row) == 2 * (size - 1) * size
 
 
 def test_a_plan_that_was_made_is_not_played_again() -> None:
@@ -92,4 +92,4 @@ def test_programs_that_do_not_fit_are_refused(
     programs: list[list[Instruction]], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        schedule_of(programs, [2, 2])
+        order_of(programs, [2, 2])
