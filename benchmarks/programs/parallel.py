@@ -57,7 +57,7 @@ CHOICES = {
     "norm": ("rms", "fused-rms", "layer"), "rotary": ("complex", "fused", "no"),
     "mlp": ("swiglu", "gelu"), "attention": ("flash", "softmax"), "split": ("sequence", "tensors"),
     "schedule": ("1F1B", "Interleaved1F1B", "GPipe"), "compile": ("no", "yes"),
-    "float8": ("no", "yes"), "cut": ("layers", "products"),
+    "float8": ("no", "yes"), "cut": ("layers", "products"), "reshard": ("all", "but-last"),
 }  # fmt: skip
 
 
@@ -292,7 +292,8 @@ class Part(nn.Module):  # type: ignore[misc]  # the same
         self.angles = torch.ones(
             o.sequence, o.hidden // o.heads // 2, dtype=torch.complex64, device=device_type()
         )
-        again = partial(checkpoint, use_reentrant=False)
+        draws = o.attention == "softmax"  # for dropout
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)
         ways = {"full": again, "selective": partial(again, context_fn=selective)}
         self.call = ways.get(o.checkpoint, plainly)
 
@@ -373,12 +374,12 @@ def build(o: argparse.Namespace, stage: int, stages: int, mesh: DeviceMesh) -> P
         part.be_compiled()
     if o.data == "fsdp":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        shard = partial(
-            fully_shard, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=o.pp == 1
-        )
+        shard = partial(fully_shard, mesh=mesh["dp"], mp_policy=policy)
         for each in part.layers:
-            shard(each)
-        shard(part)
+            # torchtitan keeps the last layer, which backward needs first
+            again = o.reshard == "all" or each is not part.layers[-1]
+            shard(each, reshard_after_forward=again and o.pp == 1)
+        shard(part, reshard_after_forward=o.pp == 1)
     part.to_empty(device=device_type())
     return part
 

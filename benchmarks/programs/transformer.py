@@ -33,7 +33,7 @@ CHOICES = {
     "rotary": ("complex", "fused", "no"), "checkpoint": ("none", "selective", "full"),
     "parallel": ("fsdp", "ddp", "no"), "optimizer": ("foreach", "fused", "single"),
     "tie": ("no", "yes"), "masters": ("no", "yes"), "compile": ("no", "yes"),
-    "float8": ("no", "yes"), "logits": ("kept", "freed"),
+    "float8": ("no", "yes"), "logits": ("kept", "freed"), "reshard": ("all", "but-last"),
 }  # fmt: skip
 
 
@@ -221,7 +221,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # the same
         self.head = nn.Linear(o.hidden, o.vocab, bias=False)
         if o.tie == "yes":
             self.head.weight = self.embedding.weight
-        again = partial(checkpoint, use_reentrant=False)
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         ways = {"full": again, "selective": partial(again, context_fn=selective)}
         self.call = ways.get(o.checkpoint, plainly)
         if o.compile == "yes":
@@ -247,7 +247,9 @@ def build(o: argparse.Namespace, device: str, mesh: Any) -> nn.Module:
     if o.parallel == "fsdp":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for each in model.layers:
-            fully_shard(each, mesh=mesh, mp_policy=policy)
+            # torchtitan keeps the last layer, which backward needs first
+            again = o.reshard == "all" or each is not model.layers[-1]
+            fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
         fully_shard(model, mesh=mesh, mp_policy=policy)
     elif o.parallel == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)

@@ -32,6 +32,14 @@ del large
 small = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")  # at the begin of that segment
 larger = torch.empty(76 << 30, dtype=torch.uint8, device="cuda")
 """
+PRODUCT_OF_BATCH = """
+import torch
+
+rows = torch.empty(4, 4096, 8192, device="cuda")
+weight = torch.empty(8192, 8192, device="cuda")
+made = rows @ weight  # a product of 16,384 rows, seen as a batch of four
+print(made.shape)
+"""
 RECORDED = """
 import torch
 
@@ -84,6 +92,13 @@ def test_device_whose_free_memory_is_in_pieces_is_full_unless_segments_expand(
     assert "  70.0 GiB are free in pieces that are too small; PYTORCH_ALLOC_CONF" in finished.stderr
     assert expanded.code == 0, expanded.stderr
     assert 76 * GIB < reserved < 76.1 * GIB
+
+
+def test_product_of_a_batch_takes_its_memory_once(preloaded: Preloaded, tmp_path: Path) -> None:
+    finished, reserved = predicted(preloaded, tmp_path, PRODUCT_OF_BATCH)
+
+    assert finished.lines == ["torch.Size([4, 4096, 8192])"]
+    assert reserved == 2 * (GIB // 2) + GIB // 4
 
 
 @pytest.mark.parametrize(

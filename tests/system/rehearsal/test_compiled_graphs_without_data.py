@@ -88,10 +88,12 @@ def run(
     return finished, figures
 
 
-def predict(preloaded: Preloaded, tmp_path: Path, program: str) -> tuple[Finished, dict[str, Any]]:
+def predict(
+    preloaded: Preloaded, tmp_path: Path, program: str, ranks: int = 1
+) -> tuple[Finished, dict[str, Any]]:
     path = tmp_path / "p.json"
     finished = preloaded.run(
-        "run", "--on=sim:h100-sxm", "--timing-only", "--nproc-per-node=1", "--no-prefix",
+        "run", "--on=sim:h100-sxm", "--timing-only", f"--nproc-per-node={ranks}", "--no-prefix",
         f"--prediction={path}", write_program(tmp_path, program), cwd=tmp_path,
     )  # fmt: skip
     assert finished.code == 0, finished.stderr
@@ -135,3 +137,83 @@ def test_attention_in_a_checkpoint_of_a_compiled_model_is_computed_again(
     assert not whole["is_upper_bound"], whole["remarks"]
     assert again["model_flops_per_step"] == whole["model_flops_per_step"]
     assert again["hfu"] / again["mfu"] > 1.1 * whole["hfu"] / whole["mfu"]
+
+
+SPLIT = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+
+class Perceptron(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)
+
+    def forward(self, x):
+        y = self.up(x)
+        for _ in range(8):
+            y = torch.sin(y) + 1
+        return self.down(y)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.perceptron = torch.nn.LayerNorm(256), Perceptron()
+
+    def forward(self, x):
+        return x + self.perceptron(self.norm(x))
+
+
+class Recomputed(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+dist.init_process_group()
+mesh = init_device_mesh("cuda", (2,))
+layer = Layer().to("cuda")
+rows = Shard(0)
+parallelize_module(layer, mesh, {
+    "norm": SequenceParallel(sequence_dim=0),
+    "perceptron": PrepareModuleInput(
+        input_layouts=(rows,), desired_input_layouts=(torch.distributed.tensor.Replicate(),)
+    ),
+    "perceptron.up": ColwiseParallel(),
+    "perceptron.down": RowwiseParallel(output_layouts=rows),
+})
+model = Recomputed(layer)
+if COMPILED:
+    model.compile(fullgraph=True)
+for _ in range(3):
+    made = model(torch.ones(2048, 256, device="cuda", requires_grad=True))
+    made.sum().backward()
+    model.zero_grad()
+"""
+
+
+def test_compiled_layer_with_tensor_parallelism_is_fused_between_its_collectives(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    def predicted(compiled: str) -> dict[str, Any]:
+        program = SPLIT.replace("COMPILED", compiled)
+        return predict(preloaded, tmp_path, program, ranks=2)[1]
+
+    eager, compiled = predicted("False"), predicted("True")
+
+    assert not compiled["is_upper_bound"], compiled["remarks"]
+    assert compiled["computing_s"] < 0.7 * eager["computing_s"]
+    assert compiled["model_flops_per_step"] == eager["model_flops_per_step"]
+    kinds = eager["exposed_communication_by_kind_s"].keys()
+    assert {"all_gather", "reduce_scatter"} <= kinds
+    assert compiled["exposed_communication_by_kind_s"].keys() == kinds

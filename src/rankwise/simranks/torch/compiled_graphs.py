@@ -28,15 +28,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.node import map_aggregate
 
 from rankwise.simranks.prediction.costs import INDUCTOR, DeviceOperation
 from rankwise.simranks.torch.operations import DTYPE_NAMES
 from rankwise.simranks.torch.storages import PLACEMENT, mark_hollow
 
-# Checkpoints wrap operations that draw random numbers into these, attention for one.
-_RANDOM = (run_and_save_rng_state, run_with_rng_state)
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _EAGER_BACKENDS = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 _COLLECTIVES = "_c10d_functional"
@@ -125,6 +122,7 @@ class GraphPrices:
         self._mode_here = mode_here
         self._remark = remark
         self._plans: dict[Any, GraphPlan] = {}
+        self._is_prepared = False
 
     def compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile`, for ranks without data."""
@@ -153,25 +151,29 @@ class GraphPrices:
     def close(self) -> None:
         """Tell what dynamo could not follow."""
         dynamo = sys.modules.get("torch._dynamo.utils")
-        if dynamo is not None and self._plans and dynamo.counters["graph_break"]:
+        if dynamo is not None and self._is_prepared and dynamo.counters["graph_break"]:
             self._remark(_BREAKS)
 
     def _prepare(self) -> None:
+        if self._is_prepared:
+            return
+        self._is_prepared = True
         dynamo = import_module("torch._dynamo")
         dynamo.config.recompile_limit = _RECOMPILATIONS
         dynamo.config.accumulated_recompile_limit = _RECOMPILATIONS
         dynamo.config.suppress_errors = True
         modules: Any = import_module("torch._dynamo.variables.nn_module")
-        call = torch.nn.Module.__call__
-        if modules.unpatched_nn_module_call is not call:  # ours: dynamo goes by it as by torch's
-            modules.unpatched_nn_module_call = call
-            substitute = dynamo.substitute_in_graph(call, skip_signature_check=True)
-            substitute(torch.nn.Module._wrapped_call_impl)  # noqa: SLF001  # torch has no public way
+        functions: Any = import_module("torch._dynamo.variables.functions").UserFunctionVariable
+        call = torch.nn.Module.__call__  # ours: dynamo goes by it as by torch's
+        modules.unpatched_nn_module_call = call
+        dynamo.substitute_in_graph(call, skip_signature_check=True)(_TORCHS_CALL)
+        # Dynamo does not look up what calls a module that has hooks.
+        functions.__init__ = _with_torchs_call(functions.__init__, call)
 
     def _backend(self, graph: Any, inputs: Sequence[Any]) -> Any:
         try:
             compile_fx = import_module("torch._inductor.compile_fx").compile_fx
-            with _without_caches():
+            with _without_caches(), _without_random_states():
                 return compile_fx(graph, inputs, inner_compile=self._compile_inner)
         except Exception as error:  # noqa: BLE001  # whatever inductor lacks: the graph runs as it is
             what = str(error).strip().partition("\n")[0][:160] or type(error).__name__
@@ -194,6 +196,18 @@ class GraphPrices:
         return call
 
 
+_TORCHS_CALL = torch.nn.Module._wrapped_call_impl  # noqa: SLF001  # torch has no public way
+
+
+def _with_torchs_call(original: Callable[..., None], ours: Any) -> Callable[..., None]:
+    """What dynamo knows of a function: it takes our call of a module for torch's."""
+
+    def begin(variable: Any, fn: Any, *args: Any, **options: Any) -> None:
+        original(variable, _TORCHS_CALL if fn is ours else fn, *args, **options)
+
+    return begin
+
+
 def _begin_below_our_call(compiled: Any, model: torch.nn.Module) -> None:
     """Let dynamo begin at torch's own call of a module.
 
@@ -201,7 +215,7 @@ def _begin_below_our_call(compiled: Any, model: torch.nn.Module) -> None:
     it as a break, and compiles `forward` whole all the same.
     """
     if not import_module("torch._dynamo.trace_rules").check(model.forward):
-        call = MethodType(torch.nn.Module._wrapped_call_impl, model)  # noqa: SLF001  # no public way
+        call = MethodType(_TORCHS_CALL, model)
         compiled.forward = compiled.dynamo_ctx(call)
 
 
@@ -218,6 +232,24 @@ def _without_caches() -> Any:
         functorch.patch(enable_autograd_cache=False),
     ):
         yield
+
+
+@contextmanager
+def _without_random_states() -> Any:
+    """Leave out states for random numbers that are drawn again in backward: none are drawn here.
+
+    On CUDA they are generators, and take no memory.
+    """
+    partitioners: Any = import_module("torch._functorch.partitioners")
+    original = partitioners.functionalize_rng_ops
+    partitioners.functionalize_rng_ops = lambda _joint, forward, backward, _count: (
+        forward,
+        backward,
+    )
+    try:
+        yield
+    finally:
+        partitioners.functionalize_rng_ops = original
 
 
 def _key(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -400,6 +432,8 @@ def _output_of(output: Any) -> _Output:
         return _Output("")
     if kind == "ShapeAsConstantBuffer":
         return _Output("", constant=int(output.expr))
+    if kind == "TorchBindObject":  # a mesh, which backward needs
+        return _Output(output.get_name())
     layout = output.get_layout()
     return _Output(
         output.get_name(), _whole(layout.size), _whole(layout.stride), int(layout.offset),
@@ -423,8 +457,6 @@ def _extern_work(lowered: Any, node: Any) -> _Call | _Collective | None:
     overload = getattr(kernel, "op_overload", None)
     if overload is not None and str(getattr(overload, "namespace", "")) == _COLLECTIVES:
         return _collective_of(lowered, kernel, overload)
-    if overload in _RANDOM:
-        return _random_work(kernel, overload)
     origins = [
         each
         for each in kernel.get_origins()
@@ -439,16 +471,6 @@ def _extern_work(lowered: Any, node: Any) -> _Call | _Collective | None:
 
     args, kwargs = map_aggregate(origin.args, _value), map_aggregate(origin.kwargs, _value)
     return _Call(origin.target, args, kwargs, origin.meta["val"], _is_repeated(origin, lowered))
-
-
-def _random_work(kernel: Any, overload: Any) -> _Call:
-    """The operation inside one that saves the state of random numbers, or runs with a saved one."""
-    (origin,) = (each for each in kernel.get_origins() if each.target is overload)
-    args, kwargs = map_aggregate(origin.args, _value), map_aggregate(origin.kwargs, _value)
-    result = origin.meta["val"]
-    if overload is run_and_save_rng_state:
-        return _Call(args[0], args[1:], kwargs, result[1], is_repeated=False)
-    return _Call(args[1], args[2:], kwargs, result, is_repeated=True)
 
 
 def _is_repeated(origin: Any, lowered: Any) -> bool:
@@ -518,6 +540,8 @@ def _seen(held: Mapping[str, Any], output: _Output) -> Any:
     if not output.name:
         return output.constant
     found = held[output.name]
+    if not isinstance(found, Tensor):  # a mesh
+        return found
     if output.dtype is not None and found.dtype is not output.dtype:
         found = found.view(output.dtype)
     if (

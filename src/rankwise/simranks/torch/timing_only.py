@@ -49,6 +49,10 @@ _INDEX = "index"
 _OVERWRITE = frozenset({"copy_", "fill_", "zero_", "set_", "normal_", "uniform_", "random_"})
 _REAL = frozenset({"resize_", "resize_as_", "_resize_output_", "set_", "detach_", "record_stream"})
 """Operations that only change what a tensor is, not its numbers."""
+_ALIASES = frozenset({
+    "_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes",
+})  # fmt: skip
+"""Views that autograd need not know as such: the product of rows of a batch is one."""
 _IN_PLACE_VIEW = torch.Tag.inplace_view
 _RANDOM = torch.Tag.nondeterministic_seeded
 _POINTWISE = torch.Tag.pointwise
@@ -438,7 +442,8 @@ def _plan_of(func: Any) -> _Plan:
         return _Plan(str(func), is_real=False, is_foreign=True)
     library, _, name = str(func.overloadpacket).partition(".")
     tags = func.tags
-    if func.is_view or _IN_PLACE_VIEW in tags or library in _TRANSPARENT or name in _REAL:
+    is_view = func.is_view or _IN_PLACE_VIEW in tags or name in _ALIASES
+    if is_view or library in _TRANSPARENT or name in _REAL:
         return _Plan(name, is_real=True)
     if library != "aten":
         return _Plan(name, is_real=False, is_foreign=True)
