@@ -130,6 +130,10 @@ LAUNCH_FIELDS: tuple[LaunchField, ...] = (
     field_of("duplicate_stdout_filters", type="list[str] | None", default=None),
     field_of("duplicate_stderr_filters", type="list[str] | None", default=None),
     field_of("virtual_local_rank"),
-    field_of("shutdown_timeout", note="In seconds.", type="int | None"),
+    field_of(
+        "shutdown_timeout",
+        note="In seconds; by default TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.",
+        type="int | None",
+    ),
 )
 """In torch's order, which is that of positional arguments."""

@@ -433,7 +433,7 @@ class LeaderInquiry:
 
 
 def _identity_of(judged: InquiryJudged) -> BlameIdentity | None:
-    """What tells the blame from other blame; None if nobody is blamed."""
+    """What tells the blame from other blame; None if no rank is blamed."""
     if not judged.blamed:
         return None
     # A journal of an earlier version has less of it, and is replayed all the same.

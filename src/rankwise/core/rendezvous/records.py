@@ -184,7 +184,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         mismatch: the same as a value.
         late: the rank that made the others wait (DONE), if one did notably.
         silent: nodes that have not answered in time.
-        identity: what tells the blame from other blame, of a question that accuses nobody as well.
+        identity: what tells the blame from other blame; also set for WHY, which accuses no rank.
     """
 
     inquiry: str

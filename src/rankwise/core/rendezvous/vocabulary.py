@@ -277,7 +277,7 @@ class CallRecordsReported(msgspec.Struct, frozen=True, tag="BooksTold"):
 
 
 class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `SheetsGathered`: who is to blame; if nobody is, it cannot be told.
+    """The answer to `SheetsGathered`: the ranks to blame; empty if unknown.
 
     `late` says who has made the others wait, if that was asked. `identity` tells the blame from
     other blame; journals of earlier versions have none.

@@ -323,9 +323,9 @@ class ProcessRunHost:
     def _read_to_the_end(self, outcome: Outcome, lateness: "tuple[Delay, str] | None") -> None:
         """Read what the workers have written and write it where it belongs, all of it.
 
-        All that could still write are dead, so the pipes end by themselves. A console that takes
-        nothing, such as a pager, is waited for; a signal ends that. After a stop the wait has an
-        end of its own.
+        All processes that could still write are dead, so the pipes end by themselves. A console
+        that takes nothing, such as a pager, is waited for; a signal ends that. After a stop the
+        wait has an end of its own.
         """
         now = self._clock.now()
         was_stopped = outcome.status is OutcomeStatus.STOPPED

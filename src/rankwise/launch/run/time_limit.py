@@ -2,9 +2,9 @@
 
 The limit is known beforehand, so the ranks that keep others waiting are looked up twice: `WINDOW`
 before the time is over, and then. Only a rank that does so both times, in the same call, is told:
-at any moment one of them is a little behind. Stacks are taken before ranks are told to stop. The
-run waits for a rank that cannot show its own, since it is stopped, as elsewhere. It may take
-`PATIENCE` together; what is not known by then is not waited for.
+at any moment one of them is a little behind. Stacks are taken before ranks are told to stop. As
+elsewhere, the run waits for the stacks of a stopped rank. All of this takes at most `PATIENCE`;
+after that, the run stops without the missing answers.
 """
 
 from collections.abc import Callable, Mapping

@@ -583,7 +583,7 @@ def _time_over(size: Any, mebibyte: Picoseconds) -> Picoseconds:
 
 
 _PERIOD_MOST = 4
-"""After so many equal rounds at most, instants are looked for that are all equally later."""
+"""The longest period, in rounds, that is looked for."""
 _PAIR = 2
 _MEET_ON_PE = 8
 """A part of which a collective takes less than an eighth is not looked at: wires fill before. Up to

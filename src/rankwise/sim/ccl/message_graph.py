@@ -151,7 +151,7 @@ class _Step:
         self.left = 0
         """How many of the stages the last byte has left."""
         self.early = 0.0
-        """Of a send: with so many bytes less, its first lane is done; 0 if none waits for that."""
+        """Bytes of a send that are missing when its first lane is done; 0 if no step waits."""
         self.weight = float(LOADS_AHEAD)
         """How many slots it has in the queue of a memory, which serves chunks in turn."""
 
@@ -519,6 +519,8 @@ class MessageGraph:
         their last chunk. On a wire that also passes on what others sent, that part is smaller.
         """
         assert sent.way is not None, "it goes somewhere"
+        if not sent.way.uneven:  # within a device no wire serves lanes in turn
+            return 0.0
         chunks = -(-sent.size // self._lane_count) / self._chunk_of_slots
         passed_on = self._wires_passed / self._ways_found
         return sent.size * sent.way.uneven / max(1.0, chunks) / passed_on
@@ -597,12 +599,12 @@ class MessageGraph:
         self._tell_tails(step)
 
     def _tell_tails(self, step: _Step) -> None:
-        is_told = step.kind == "local"
+        has_told_heads = step.kind == "local"
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
                 self._add_tail(follower, step.tail if in_tcm else step.done)
                 continue
-            if not is_told and not (step.early and follower.kind == "local"):
+            if not has_told_heads and not (step.early and follower.kind == "local"):
                 self._add_head(follower, self._first_done(step))
             self._add_tail(follower, step.done)
 

@@ -4,7 +4,7 @@ Each format rounds float32 values to the nearest that it has, ties to even, and 
 those and the bits in memory. Half precision is done on the bits of the float32 values, several
 times faster than numpy's conversions, which handle one element at a time: scaled by 2^-112, every
 finite half is a float32 whose upper bits are the half's. The cases that it cannot do (infinities,
-NaN, overflow) is left to numpy.
+NaN, overflow) are left to numpy.
 """
 
 from typing import Any, TypeAlias

@@ -11,14 +11,16 @@ launched. If lanes run empty since the host is too slow, the job is bound by its
 
 A collective comes to its group when its lane has reached it. The lane waits for it, not the host:
 work behind it begins at its end. A lane waits for an event of another in the same way. Only calls
-that ask the device for a value, or for its end, let the host wait (`synchronize`).  The account is
-that of the default lane: it computes, waits for communication under way (exposed) or for other
-ranks, or has nothing to do since its host is behind. Kernels on other lanes are taken to run beside
-it, at no cost for either.
+that ask the device for a value, or for its end, let the host wait (`synchronize`).
 
-A CPU is host and device in one: its queue holds one launch, and its streams are one lane.  While a
-graph is captured the device does nothing. Its operations are kept with their lanes, and so are the
-instants at which lanes are marked and the waits for them: each replay marks them anew.
+The account is that of the default lane: it computes, waits for communication under way (exposed) or
+for other ranks, or has nothing to do since its host is behind. Kernels on other lanes are taken to
+run beside it, at no cost for either.
+
+A CPU is host and device in one: its queue holds one launch, and its streams are one lane.
+
+While a graph is captured the device does nothing. Its operations are kept with their lanes, and so
+are the instants at which lanes are marked and the waits for them: each replay marks them anew.
 """
 
 import math

@@ -182,10 +182,8 @@ def _remarks_of(prediction: Prediction) -> list[str]:
     least, most = min(counts, key=counts.__getitem__, default=0), max(counts.values(), default=0)
     if not counts or counts[least] > 1 or most <= 1:
         return [*prediction.remarks]
-    remark = (
-        f"figures are of the whole run: rank {least} stepped an optimizer"
-        f" {counts[least]} times, another rank {most} times"
-    )
+    few = "stepped an optimizer once" if counts[least] else "never stepped an optimizer"
+    remark = f"figures are of the whole run: rank {least} {few}, another rank {most} times"
     return [*prediction.remarks, remark]
 
 

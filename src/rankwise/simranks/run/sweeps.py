@@ -3,7 +3,7 @@
 A combination that fails is told, and does not take the others with it. With a file of results
 (`results_file`), combinations that it has are not run again. Their keys hold all that decides the
 outcome: the program's own bytes, its arguments, the machine, and the versions. Modules that the
-program imports from files of its own is not in it.
+program imports from files of its own are not part of them.
 """
 
 import hashlib

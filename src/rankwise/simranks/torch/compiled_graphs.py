@@ -123,6 +123,8 @@ class GraphPrices:
         self._remark = remark
         self._plans: dict[Any, GraphPlan] = {}
         self._is_prepared = False
+        self._breaks_before = 0
+        self._undo = ExitStack()
 
     def compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile`, for ranks without data."""
@@ -151,8 +153,10 @@ class GraphPrices:
     def close(self) -> None:
         """Tell what dynamo could not follow."""
         dynamo = sys.modules.get("torch._dynamo.utils")
-        if dynamo is not None and self._is_prepared and dynamo.counters["graph_break"]:
-            self._remark(_BREAKS)
+        if dynamo is not None and self._is_prepared:
+            if sum(dynamo.counters["graph_break"].values()) > self._breaks_before:
+                self._remark(_BREAKS)
+            self._undo.close()
 
     def _prepare(self) -> None:
         if self._is_prepared:
@@ -164,9 +168,17 @@ class GraphPrices:
         dynamo.config.suppress_errors = True
         modules: Any = import_module("torch._dynamo.variables.nn_module")
         functions: Any = import_module("torch._dynamo.variables.functions").UserFunctionVariable
+        counters = import_module("torch._dynamo.utils").counters
+        # Earlier runs in the process may have had breaks.
+        self._breaks_before = sum(counters["graph_break"].values())
         call = torch.nn.Module.__call__  # ours: dynamo goes by it as by torch's
+        self._undo.callback(
+            setattr, modules, "unpatched_nn_module_call", modules.unpatched_nn_module_call
+        )
+        self._undo.callback(setattr, functions, "__init__", functions.__init__)
         modules.unpatched_nn_module_call = call
-        dynamo.substitute_in_graph(call, skip_signature_check=True)(_TORCHS_CALL)
+        substitute = dynamo.substitute_in_graph(call, skip_signature_check=True)
+        self._undo.callback(_forget, _TORCHS_CALL, substitute(_TORCHS_CALL))
         # Dynamo does not look up what calls a module that has hooks.
         functions.__init__ = _with_torchs_call(functions.__init__, call)
 
@@ -206,6 +218,19 @@ def _with_torchs_call(original: Callable[..., None], ours: Any) -> Callable[...,
         original(variable, _TORCHS_CALL if fn is ours else fn, *args, **options)
 
     return begin
+
+
+def _forget(*functions: Any) -> None:
+    """Let dynamo forget a substitution: the next run in the process has another call of modules."""
+    rules: Any = import_module("torch._dynamo.trace_rules")
+    variables: Any = import_module("torch._dynamo.variables")
+    by_id = variables.builder.VariableBuilder._id_dispatch()  # noqa: SLF001  # torch has no public way
+    handlers = variables.PolyfilledFunctionVariable._get_polyfill_handlers()  # noqa: SLF001
+    for each in functions:
+        by_id.pop(id(each), None)
+        rules._polyfilled_function_ids.remove(id(each))  # noqa: SLF001
+        rules.get_torch_obj_rule_map().pop(each, None)
+        handlers.pop(each, None)
 
 
 def _begin_below_our_call(compiled: Any, model: torch.nn.Module) -> None:

@@ -315,7 +315,7 @@ class CollectiveGroup:
 
         Args:
             rank: the member that posts.
-            peer: the other end, by its number in the world; `ANY_RANK` receives from anybody.
+            peer: the other end, by its number in the world; `ANY_RANK` receives from any rank.
             tag: must be equal on both ends.
             signature: what it is.
             load: what it sends, or receives into.

@@ -442,6 +442,21 @@ def test_ranks_that_share_devices_are_timed_by_messages_when_that_is_asked_for()
         torch.multiprocessing.spawn(program, nprocs=8)
 
 
+def test_group_on_one_device_is_timed_by_messages() -> None:
+    with RuntimeContext(
+        engine=GraphEngine("default"), ccl={"defaults": {"fidelity": "message"}}
+    ) as torch:
+
+        def program(rank: int) -> None:
+            group = torch.distributed.new_group([0, 1, 2, 3])
+            if rank < 4:
+                tensor = torch.full((1 << 12,), rank)
+                torch.distributed.all_reduce(tensor, group=group, algorithm="direct_allreduce")
+                assert tensor.numpy()[0] == 6
+
+        torch.multiprocessing.spawn(program, nprocs=16)
+
+
 def ends_of(delays: list[int]) -> list[int]:
     """When the ranks of a ring by messages are done, if each comes after its delay."""
     simulator = Simulator()

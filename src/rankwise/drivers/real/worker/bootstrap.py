@@ -278,8 +278,8 @@ def run_as_started() -> None:
 def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
     """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
-    A module that is set aside is not taken apart at the interpreter's end if it is a cycle, as a
-    module with functions is. A file that was left open there would lose what was written to it. So
+    An object that is set aside is not taken apart at the interpreter's end if it is part of a
+    cycle, such as a module with functions. A file that is open there would lose its last lines. So
     nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
     log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
     name in one of them another value.

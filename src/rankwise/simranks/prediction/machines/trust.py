@@ -6,8 +6,8 @@ checked run had, the interval is at least what the uncertainties of the machine'
 the reasons are named.
 
 The reserve of torch's allocator is modelled. One published run has it (Llama 3.1 8B on 8 devices),
-and is off by 1 %. NCCL and cuBLAS take memory of their own, which is not. So the interval is from
-the active bytes to 10 % above those that are reserved.
+and its prediction is 2.6 % low. NCCL and cuBLAS take memory of their own, which is not. So the
+interval is from the active bytes to 10 % above those that are reserved.
 """
 
 from collections import Counter
