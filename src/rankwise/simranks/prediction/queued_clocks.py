@@ -148,11 +148,11 @@ class QueuedClock(RankClock):
             self.recording.note_lane(self.number_of(lane))
         self.lane = lane
 
-    def be_launched(self, moment: "LaneMark") -> None:
+    def be_launched(self, mark: "LaneMark") -> None:
         """An event does not happen before the host has recorded it, which is now."""
         if self.recording is not None:
-            self.recording.note_launched(moment)
-        moment.ends_at = max(moment.ends_at, self.time)
+            self.recording.note_launched(mark)
+        mark.ends_at = max(mark.ends_at, self.time)
 
     def new_lane(self) -> Lane:
         """Another stream, which has nothing to do yet; a CPU has one."""
@@ -302,37 +302,37 @@ class QueuedClock(RankClock):
             ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)
         self._let_wait(self.lane, ends_at, passage.begins_at, passage.kind, passage.late)
 
-    def mark(self, lane: Lane, moment: LaneMark | None = None) -> LaneMark:
+    def mark(self, lane: Lane, mark: LaneMark | None = None) -> LaneMark:
         """When a lane has done what it has been given until now."""
-        moment = moment or LaneMark()
+        mark = mark or LaneMark()
         if self.recording is not None:
-            self.recording.note_mark(self.number_of(lane), moment)
+            self.recording.note_mark(self.number_of(lane), mark)
         if self.captured is not None:
-            self.captured.append(partial(self._mark, lane, moment))
-        self._mark(lane, moment)
-        return moment
+            self.captured.append(partial(self._mark, lane, mark))
+        self._mark(lane, mark)
+        return mark
 
     def wait_for_lane(self, lane: Lane) -> None:
         """Let the present lane go on when another has done what it has been given until now."""
         self.let_wait(self.lane, self.mark(lane))
 
-    def let_wait(self, lane: Lane, moment: LaneMark) -> None:
+    def let_wait(self, lane: Lane, mark: LaneMark) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
         if self.recording is not None:
-            self.recording.note_let_wait(lane, self.number_of(lane), moment)
+            self.recording.note_let_wait(lane, self.number_of(lane), mark)
         if self.captured is not None:
-            self.captured.append(partial(self._let_wait_again, lane, moment))
+            self.captured.append(partial(self._let_wait_again, lane, mark))
             return
-        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
+        self._let_wait(lane, mark.ends_at, mark.waits_from, mark.waits_for, mark.late)
 
-    def _mark(self, lane: Lane, moment: LaneMark) -> None:
+    def _mark(self, lane: Lane, mark: LaneMark) -> None:
         lane = self._in_replay(lane)
-        moment.ends_at, moment.waits_from = lane.ends_at, lane.waits_from
-        moment.waits_for, moment.late = lane.waits_for, lane.late
+        mark.ends_at, mark.waits_from = lane.ends_at, lane.waits_from
+        mark.waits_for, mark.late = lane.waits_for, lane.late
 
-    def _let_wait_again(self, lane: Lane, moment: LaneMark) -> None:
+    def _let_wait_again(self, lane: Lane, mark: LaneMark) -> None:
         lane = self._in_replay(lane)
-        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
+        self._let_wait(lane, mark.ends_at, mark.waits_from, mark.waits_for, mark.late)
 
     def _let_wait(
         self, lane: Lane, ends_at: int, waits_from: int, waits_for: str, late: tuple[int, int]

@@ -5,7 +5,7 @@ Theory of operation
 
 A recording has two parts, forward and backward. While a part is under way, the clock and the
 storages of its rank note each step: launches, marks and waits of lanes, calls of collectives, and
-memory that is taken and given back. Storages, moments and collectives have numbers, which count
+memory that is taken and given back. Storages, marks and collectives have numbers, which count
 from the first step of a recording on. So two recordings are equal if their steps are.
 
 A replay takes the steps one after the other. It does what the program would have done, to the
@@ -97,7 +97,7 @@ class Recording:
         forward, backward: the steps.
         refused: why they cannot be taken again; empty if they can.
         holders: of each storage, by its number.
-        moments: by their numbers.
+        marks: by their numbers.
     """
 
     def __init__(self, clock: "QueuedClock") -> None:
@@ -105,12 +105,12 @@ class Recording:
         self.backward: list[Step] = []
         self.refused = ""
         self.holders: list[Holder | None] = []
-        self.moments: list[LaneMark] = []
+        self.marks: list[LaneMark] = []
         self._clock = clock
         self._steps = self.forward
         self._storages: dict[int, tuple[int, StorageInUse]] = {}
         self._given_back: set[int] = set()
-        self._moments: dict[int, int] = {}
+        self._marks: dict[int, int] = {}
         self._marked: set[int] = set()
         self._passages: dict[int, tuple[int, Passage]] = {}
         self._awaited: set[int] = set()
@@ -177,25 +177,25 @@ class Recording:
         """The lane with this number gets what is launched from now on."""
         self._steps.append((LANE, number))
 
-    def note_mark(self, lane: int, moment: "LaneMark") -> None:
+    def note_mark(self, lane: int, mark: "LaneMark") -> None:
         """A lane is marked."""
-        number = self._moments.get(id(moment))
+        number = self._marks.get(id(mark))
         if number is None:
-            number = self._moments[id(moment)] = len(self.moments)
-            self.moments.append(moment)
+            number = self._marks[id(mark)] = len(self.marks)
+            self.marks.append(mark)
         self._marked.add(number)
         self._steps.append((MARK, (lane, number)))
 
-    def note_launched(self, moment: "LaneMark") -> None:
-        """A moment is not before the present time of the host."""
-        self._steps.append((LAUNCHED, self._moments[id(moment)]))
+    def note_launched(self, mark: "LaneMark") -> None:
+        """A mark is not before the present time of the host."""
+        self._steps.append((LAUNCHED, self._marks[id(mark)]))
 
-    def note_let_wait(self, lane: "Lane", number: int, moment: "LaneMark") -> None:
-        """A lane waits for a moment."""
-        of_moment = self._moments.get(id(moment))
-        if of_moment is not None and of_moment in self._marked:
-            self._steps.append((LET_WAIT, (number, of_moment)))
-        elif moment.ends_at > lane.ends_at:
+    def note_let_wait(self, lane: "Lane", number: int, mark: "LaneMark") -> None:
+        """A lane waits for a mark."""
+        of_mark = self._marks.get(id(mark))
+        if of_mark is not None and of_mark in self._marked:
+            self._steps.append((LET_WAIT, (number, of_mark)))
+        elif mark.ends_at > lane.ends_at:
             self.refuse("it waits for an event from before")
 
     def note_synchronize(self, until: int | None) -> None:
@@ -288,7 +288,7 @@ class Replay:
         """Take the steps of a part; of storages that `make` has not given, none are taken."""
         # Kept over both parts: backward gives back what the forward part has left.
         clock, storages, calls = self._clock, self._storages, self._calls
-        moments, holders = recording.moments, recording.holders
+        marks, holders = recording.marks, recording.holders
         for code, argument in steps:
             if code == WORK:
                 clock.compute(argument)
@@ -312,11 +312,11 @@ class Replay:
             elif code == LANE:
                 clock.use_lane(clock.lane_with(argument))
             elif code == MARK:
-                clock.mark(clock.lane_with(argument[0]), moments[argument[1]])
+                clock.mark(clock.lane_with(argument[0]), marks[argument[1]])
             elif code == LAUNCHED:
-                clock.be_launched(moments[argument])
+                clock.be_launched(marks[argument])
             elif code == LET_WAIT:
-                clock.let_wait(clock.lane_with(argument[0]), moments[argument[1]])
+                clock.let_wait(clock.lane_with(argument[0]), marks[argument[1]])
             elif code == UNTRACKED_WORK:
                 trail, clock.trail = clock.trail, None
                 clock.compute(argument)

@@ -117,7 +117,7 @@ class LaneEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_ns: float | None = None
-        self._moment = LaneMark()
+        self._lane_mark = LaneMark()
 
     def record(self, stream: LaneStream | None = None) -> None:
         """It is when the stream has done what it has been given until now."""
@@ -126,22 +126,22 @@ class LaneEvent:
             self.recorded_ns = time.perf_counter_ns()
             return
         lane = (stream or streams_of_rank().present).lane_on(clock)
-        moment = clock.mark(lane, self._moment)
-        clock.be_launched(moment)
-        self.recorded_ns = moment.ends_at / 1e3
+        mark = clock.mark(lane, self._lane_mark)
+        clock.be_launched(mark)
+        self.recorded_ns = mark.ends_at / 1e3
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
         clock = queued_clock()
         if clock is not None:
-            clock.synchronize(self._moment.ends_at)
+            clock.synchronize(self._lane_mark.ends_at)
 
     def wait(self, stream: LaneStream | None = None) -> None:
         """Let a stream wait for it, the present one if none is given."""
         clock = queued_clock()
         if clock is not None:
             lane = (stream or streams_of_rank().present).lane_on(clock)
-            clock.let_wait(lane, self._moment)
+            clock.let_wait(lane, self._lane_mark)
 
     def query(self) -> bool:
         """Whether it has happened: always, since a program asks only to do other work meanwhile."""
