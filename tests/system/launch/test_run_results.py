@@ -268,7 +268,7 @@ WRONG_ARGUMENTS: dict[str, dict[str, Any]] = {
     "nprocs is 0, expected 1 or more workers": {"nprocs": 0},
     "start_method is 'thread', expected": {"start_method": "thread"},
     "max_restarts is -1, expected 0 or more": {"max_restarts": -1},
-    "hang_timeout is 0 seconds, expected more than 0": {"hang_timeout": 0},
+    "hang_timeout is 0, expected more than 0 seconds": {"hang_timeout": 0},
     "tee is '7'": {"tee": "7"},
 }
 
