@@ -118,10 +118,11 @@ def test_torchtitan_trains_on_modelled_devices(
 
 
 def predicted(folder: Path, *words: object, ranks: int) -> dict[str, Any]:
-    """What is predicted of a client on an H100."""
+    """What is predicted of a client on nodes of 8 H100."""
     answer = folder / "p.json"
+    nodes, per_node = max(1, ranks // 8), min(ranks, 8)
     with start(
-        *("run", "--on=sim:h100-sxm", f"--nproc-per-node={ranks}"),
+        *("run", "--on=sim:h100-sxm", f"--nnodes={nodes}", f"--nproc-per-node={per_node}"),
         *("--timing-only", "--no-prefix", "--prediction", str(answer), *map(str, words)),
         environment={
             **QUIET,
