@@ -193,5 +193,5 @@ def test_failures_are_told_as_torch_tells_them(function: Callable[[int], None]) 
 
 
 def test_limit_on_the_start_is_checked() -> None:
-    with pytest.raises(rankwise.ConfigError, match=r"start_timeout is 0, expected more than 0 seconds"):
+    with pytest.raises(rankwise.ConfigError, match="start_timeout is 0, expected more than 0"):
         rankwise.spawn(wait_for_ever, start_timeout=0)

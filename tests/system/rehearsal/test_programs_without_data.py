@@ -365,3 +365,20 @@ def test_rank_without_steps_is_named_if_figures_are_of_the_whole_run(
     assert finished.code == 0, finished.stderr
     assert remark in " ".join(finished.stderr.split())
     assert [remark] == figures_in(tmp_path)["remarks"]
+
+
+WRAPPED = """
+try:
+    torch.empty(1 << 40, device="cuda")
+except torch.OutOfMemoryError as error:
+    raise RuntimeError("stage 0 has failed") from error
+"""
+
+
+def test_full_device_that_a_library_wraps_is_told_by_exit_code_and_hint(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    finished = run(preloaded, tmp_path, WRAPPED)
+
+    assert finished.code == 77, finished.stderr
+    assert "choose a machine with more memory" in " ".join(finished.stderr.split())

@@ -524,11 +524,25 @@ def run_to_code(
     except SystemExit as ending:
         code = _exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
-        # An exception of rankwise in a simulated rank may have an exit code of its own.
-        code, uncaught = getattr(error, "rankwise_exit_code", 1), error
+        code, uncaught = _own_exit_code(error), error
     if uncaught is not None:  # shown here, and not above, or it would become the context of another
         _show(uncaught)
     return code, uncaught
+
+
+def _own_exit_code(error: BaseException) -> int:
+    """An exception of rankwise in a simulated rank may have an exit code of its own.
+
+    A library may have wrapped it: torch's pipelines raise RuntimeError from it.
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if (code := getattr(cause, "rankwise_exit_code", None)) is not None:
+            return int(code)
+        seen.append(cause)
+        cause = cause.__cause__
+    return 1
 
 
 def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | None":

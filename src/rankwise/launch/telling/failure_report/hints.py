@@ -182,7 +182,7 @@ _CATALOGUE: Sequence[_Hint] = (
         lambda failure: (
             _exited_with(DEVICE_FULL_EXIT_CODE)(failure)
             and failure.error is not None
-            and failure.error.type == _DEVICE_FULL
+            and _DEVICE_FULL in f"{failure.error.type} {failure.error.traceback}"
         ),
         "use a smaller batch, shard or recompute more, or choose a machine with more memory",
     ),
