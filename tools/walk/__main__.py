@@ -47,9 +47,10 @@ _EXIT_CODE = 113
 _REAL = ("run", "--quiet", "--nproc-per-node", "1", "--start-method", "subprocess", "{script}")
 _SIMULATED = ("run", "--on", "sim", "--nproc-per-node", "2", "{script}")
 _LINE = """\
-import os
-if os.environ["RANK"] == "0":
-    print("walk", "of", "a", "line", sep="-", flush=True)
+import os, sys
+if os.environ["RANK"] == "0":  # in one write: `print` makes several, which may be read apart
+    sys.stdout.write("-".join(["walk", "of", "a", "line"]) + "\\n")
+    sys.stdout.flush()
 """
 
 WALKS = {
