@@ -207,7 +207,7 @@ class CallOfRanks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlameIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who is blamed, and for what: blame that two looks have come to is the same if this is equal.
+    """Identity of blame: two looks have found the same blame if their identities are equal.
 
     The sentence about it is for people, and is not compared.
     """

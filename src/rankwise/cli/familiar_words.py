@@ -59,7 +59,7 @@ def note_on_options_of_script(
 
 
 def hint_on_command(words: Sequence[str], commands: Iterable[str]) -> str | None:
-    """What was probably meant by a command that does not exist, and what came after it."""
+    """The probable meaning of a command that does not exist, and the words after it."""
     from rankwise.base.suggestions import nearest  # noqa: PLC0415  # only for mistakes
 
     if words[0].endswith(".py") or os.path.isfile(words[0]):

@@ -237,7 +237,7 @@ class Connector:
         return connection
 
     def _receive(self, connection: socket.socket, kind: type[_Words]) -> _Words | None:
-        """What a process with the key says; None of a stranger."""
+        """The message of a process with the key; None if a stranger connects."""
         try:
             theirs, own = _read(connection, NONCE_BYTES), new_nonce()
             secret = Secret(self._here.key, theirs, own)

@@ -408,7 +408,7 @@ SLEEPS = f"import time\ntime.sleep(1)\n{EARLY}"
     ("text", "told"),
     [
         (EARLY, "predicted on pod64: nothing, since no rank has computed with torch or Triton"),
-        (SLEEPS, "predicted on pod64, 4 of 64 devices, until it failed:\n"),
+        (SLEEPS, "predicted on pod64, 4 of 64 devices, until it ended early:\n"),
     ],
 )
 def test_of_a_run_that_failed_it_is_told_what_the_figures_are_of(

@@ -689,7 +689,7 @@ class Gang:
 
     @property
     def _had_succeeded_before_stop(self) -> bool:
-        """Whether all workers had ended well when a stop was ordered, though it was read later."""
+        """True if all workers had ended well when a stop was ordered, though it was read later."""
         ordered_at = self._stop_ordered_at
         return ordered_at is not None and self._workers.have_succeeded_by(ordered_at)
 

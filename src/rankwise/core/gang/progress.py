@@ -169,7 +169,7 @@ class ProgressWatch:
         }
 
     def warns(self, now: Instant) -> bool:
-        """Whether half of the patience is over, and the warning was not given yet."""
+        """True if half of the patience is over, and the warning was not given yet."""
         last = self.last_progress
         if self._patience is None or last == self._warned_of:
             return False

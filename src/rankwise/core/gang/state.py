@@ -79,7 +79,7 @@ class WorkerLife(msgspec.Struct):
 
     @property
     def has_ended(self) -> bool:
-        """Whether this worker sends nothing more."""
+        """True if this worker sends nothing more."""
         return self.ended_at is not None
 
     @property

@@ -75,7 +75,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> BlameIdentity:
-        """What tells it from other blame."""
+        """The values that identify this blame."""
         return BlameIdentity(self.blamed, self.mismatch, self.calls)
 
 

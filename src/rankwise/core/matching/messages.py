@@ -38,7 +38,7 @@ class MessageEnd(Protocol):
 
     @property
     def is_send(self) -> bool:
-        """Whether it sends."""
+        """True for the end that sends."""
         ...
 
 
@@ -53,7 +53,7 @@ class MessageChoice(NamedTuple, Generic[End]):
 
 
 def ends_meet(end: MessageEnd, other: MessageEnd) -> bool:
-    """Whether two ends may be those of one message."""
+    """True if two ends may be those of one message."""
     return (
         end.tag == other.tag
         and end.is_send != other.is_send

@@ -78,7 +78,7 @@ class CallSignature(msgspec.Struct, frozen=True, array_like=True, cache_hash=Tru
         return msgspec.structs.replace(self, tensors=tuple(each.flat() for each in self.tensors))
 
     def agreed(self, *, has_one_size: bool) -> "CallSignature":
-        """What of it members must agree on, where they may bring tensors of other shapes.
+        """The fields on which members must agree, where they may bring tensors of other shapes.
 
         `has_one_size` is whether these must have as many elements.
         """

@@ -217,7 +217,7 @@ class Succession:
 
     @property
     def may_be_abandoned(self) -> bool:
-        """Whether it has no leader, so that it may be replaced soon."""
+        """True if the round has no leader, so that it may be replaced soon."""
         return self._config.replaces_ended and self._shared.is_lead_free
 
     @property

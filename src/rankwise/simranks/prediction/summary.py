@@ -447,7 +447,7 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     devices = f"{prediction.size} of {topology.sip_count} devices"
     if prediction.equals is not None:
         devices += f"; checked {prediction.simulated_count} of {prediction.size} ranks"
-    until = ", until it failed" if has_failed else ""
+    until = ", until it ended early" if has_failed else ""
     name_width = max(len(name) for name, _, _ in rows)
     width = max(len(value) for _, value, _ in rows)
     lines = [

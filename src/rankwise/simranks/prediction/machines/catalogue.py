@@ -92,8 +92,8 @@ def open_machine(name: str, nodes: int = 1, per_node: int = 1) -> Topology:
         raise ConfigError(
             f"a node of {real.name} has {real.node_size} devices, and there are {per_node} ranks"
             " per node",
-            hint=f"--nnodes {math.ceil(nodes * per_node / real.node_size)} --nproc-per-node"
-            f" {real.node_size} has as many ranks",
+            hint=f"--nnodes {(count := math.ceil(nodes * per_node / real.node_size))}"
+            f" --nproc-per-node {real.node_size} has {count * real.node_size} ranks",
         )
     return MachineTopology(real, nodes, per_node, name)
 
@@ -107,7 +107,9 @@ def _topology(name: str) -> Topology:
         if error.__cause__ is not None or name in plugin_names(GROUP) or Path(name).exists():
             raise
         # Topologies do not know the machines, which are made of them.
-        meant = nearest(name, [*MACHINES, *PRESETS, *plugin_names(GROUP)])
+        # `h100` means one of the machines that begin so, though h200 is spelled more like it.
+        begun = next((each for each in MACHINES if name and each.startswith(f"{name}-")), None)
+        meant = begun or nearest(name, [*MACHINES, *PRESETS, *plugin_names(GROUP)])
         presets = ", ".join([*PRESETS, *plugin_names(GROUP)])
         raise ConfigError(
             f"there is no machine, preset or topology file {name!r}",

@@ -465,7 +465,7 @@ def _duration(time: timedelta) -> Duration:
 
 
 def _is_torchs(store: Any) -> bool:
-    """Whether it is one of torch's own; then torch has been imported."""
+    """True for a store of torch itself; then torch has been imported."""
     torch_distributed = sys.modules.get("torch.distributed")
     return torch_distributed is not None and isinstance(store, torch_distributed.Store)
 
